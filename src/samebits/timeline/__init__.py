@@ -1,0 +1,1 @@
+"""WHEN: steps, samples, weight versions, and the append-only ledger that records them."""
