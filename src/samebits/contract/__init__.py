@@ -1,0 +1,8 @@
+"""WHAT is promised: the six behaviours of each boundary as data, with versions and digests."""
+
+from samebits.contract.boundary import Boundary as Boundary
+from samebits.contract.boundary import canonical_json as canonical_json
+from samebits.contract.boundary import digest_of as digest_of
+from samebits.contract.run import RunContract as RunContract
+from samebits.contract.run import differences as differences
+from samebits.contract.run import run_contract as run_contract

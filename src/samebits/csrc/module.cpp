@@ -1,0 +1,29 @@
+// The Python module samebits._cpu.
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/string.h>
+
+#include "bind.h"
+#include "pool.h"
+
+namespace samebits {
+
+void bind_rms_norm(nb::module_&);
+
+}  // namespace samebits
+
+NB_MODULE(_cpu, m) {
+  using namespace samebits;
+  m.def("counters", [] {
+    std::map<std::string, uint64_t> calls;
+    for (const auto& [name, counter] : Counter::registry()) calls[name] = counter->calls();
+    return calls;
+  });
+  m.def("instruction_set", [] { return std::string(isa_name(active_isa())); });
+  m.def("force_instruction_set", [](const std::string& name) { force_isa(name.c_str()); });
+  m.def("set_threads", &set_threads);
+  m.def("threads", &threads);
+  m.def("primitive", [](int which, Address x, Address y, int64_t n) {
+    SB_CALL(primitive, which, at<float>(x), at<float>(y), n);
+  }, Release());
+  bind_rms_norm(m);
+}

@@ -1,0 +1,47 @@
+"""The definition of RMSNorm (B. Zhang, R. Sennrich, "Root Mean Square Layer Normalization", 2019) by bits."""
+
+from __future__ import annotations
+
+import torch
+
+from samebits.arithmetic import fma, lane_dot
+from samebits.ops.rms_norm.contract import LANES
+
+
+def forward(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x, residual [rows, W] bf16, weight [W] -> (y, x + residual, scale): bf16, bf16, fp32 [rows]."""
+    if residual is not None:
+        x = (x.float() + residual.float()).bfloat16()
+    value = x.float()
+    mean = lane_dot(value, value, LANES) / x.shape[-1]
+    scale = 1.0 / torch.sqrt(mean + torch.tensor(eps, dtype=torch.float32))
+    y = (value * scale[:, None]) * weight.float()
+    return y.bfloat16(), x, scale
+
+
+def backward(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    dsum: torch.Tensor | None,
+    dw: torch.Tensor,
+) -> torch.Tensor:
+    """The gradient of x [rows, W] bf16; dw [W] fp32 is advanced in place, row by row.
+
+    With g = dy * weight and c = sum(g * x): dx = (g - x * (c * scale^2 / W)) * scale, plus dsum, the
+    gradient that reaches x + residual from elsewhere.
+    """
+    value = x.float()
+    scaled = dy.float() * weight.float()
+    dot = lane_dot(scaled, value, LANES)
+    k = ((dot * scale) * scale) / x.shape[-1]
+    dx = (scaled - value * k[:, None]) * scale[:, None]
+    if dsum is not None:
+        dx = dx + dsum.float()
+    normed = value * scale[:, None]
+    for row in range(x.shape[0]):
+        dw.copy_(fma(dy[row].float(), normed[row], dw))
+    return dx.bfloat16()
