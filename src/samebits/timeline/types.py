@@ -101,7 +101,7 @@ class ShardDigest:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one training step computed. `logp_bits` are the trainer's own, from its forward before the update."""
+    """What one training step computed. `logp_bits` are the trainer's own, before the update."""
 
     step: int
     logp_bits: dict[SampleKey, tuple[int, ...]]
