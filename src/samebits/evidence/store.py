@@ -1,0 +1,91 @@
+"""The run directory: what lies where, how files get in, and the seal that closes it. Standard library only.
+
+manifest.json   schema, config, contract, packages, inputs; when sealed, every file with its sha256
+timeline.jsonl  one event a line, append-only
+steps/          one safetensors sidecar per step
+routes/         one JSON record per process: which code served which module
+summary.json    totals
+seal.json       sha256 of the manifest; written last
+report.html, logs/   derived or incidental, outside the seal
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+MANIFEST, TIMELINE, SUMMARY, SEAL = "manifest.json", "timeline.jsonl", "summary.json", "seal.json"
+REPORT, LOGS, ROUTES, STEPS = "report.html", "logs", "routes", "steps"
+MANIFEST_SCHEMA, SEAL_SCHEMA = "samebits.manifest/1", "samebits.seal/1"
+_OUTSIDE = (REPORT, LOGS)
+
+
+class RunDirectory:
+    """A run being written. `create` refuses a directory that already holds one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path) -> RunDirectory:
+        """Makes the directory and its folders. Raises FileExistsError if a run lies there, or OSError."""
+        for name in (MANIFEST, TIMELINE, SEAL):
+            if os.path.lexists(path / name):
+                raise FileExistsError(
+                    f"{path} already holds a run ({name}): choose another --run-dir or remove it"
+                )
+        for folder in (STEPS, ROUTES, LOGS):
+            (path / folder).mkdir(parents=True, exist_ok=True)
+        return cls(path)
+
+    def write(self, name: str, content: bytes) -> str:
+        """Writes one file whole or not at all, and returns its sha256. Raises OSError."""
+        target = self.path / name
+        partial = target.with_name(target.name + ".partial")
+        try:
+            with partial.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(target)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+        return hashlib.sha256(content).hexdigest()
+
+    def write_json(self, name: str, record: Mapping[str, Any]) -> str:
+        """As `write`, for a JSON object. Raises ValueError for a float that is not finite."""
+        return self.write(name, (json.dumps(record, allow_nan=False, indent=2) + "\n").encode())
+
+    def seal(self, manifest: Mapping[str, Any]) -> None:
+        """Lists every file in the manifest, writes it, then the seal. Nothing may follow."""
+        files = [
+            {
+                "path": name,
+                "bytes": (self.path / name).stat().st_size,
+                "sha256": sha256_file(self.path / name),
+            }
+            for name in sealed_files(self.path)
+        ]
+        digest = self.write_json(MANIFEST, {**manifest, "files": files})
+        self.write_json(SEAL, {"schema": SEAL_SCHEMA, "manifest_sha256": digest})
+
+
+def sealed_files(run: Path) -> Iterator[str]:
+    """Relative paths, sorted, of everything that a manifest must list."""
+    for path in sorted(run.rglob("*")):
+        name = path.relative_to(run).as_posix()
+        if name in (MANIFEST, SEAL) or name.split("/")[0] in _OUTSIDE:
+            continue
+        if path.is_symlink() or not path.is_dir():
+            yield name
+
+
+def sha256_file(path: Path) -> str:
+    """The sha256 of a file's content, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

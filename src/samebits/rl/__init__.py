@@ -1,0 +1,1 @@
+"""The reinforcement-learning loop on one page, and what it needs: configuration, advantages, processes."""

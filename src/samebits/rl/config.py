@@ -1,0 +1,171 @@
+"""One configuration for one run: flags over the TOML file over the defaults, and nothing is dropped."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+Case = Literal["R/R", "P/P", "R/P", "P/R"]
+MODULES = ("attention", "ffn", "logp")
+
+
+class RunConfig(BaseModel):
+    """Everything that `samebits run` can be told. A case X/Y is X on the trainer, Y on the rollout side."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    case: Case = Field("R/R", description="trainer/rollout: R is the samebits route, P the native code")
+    attention_case: Case | None = Field(None, description="case of the attention module alone")
+    ffn_case: Case | None = Field(None, description="case of the feed-forward module alone")
+    logp_case: Case | None = Field(None, description="case of the final norm, LM head and log-probability")
+
+    run_dir: str = Field("runs/latest", description="where the records go; must not hold a run yet")
+    model: str = Field("preset:arithmetic", description="a Hugging Face directory, or preset:NAME")
+    reference_checkpoint: str | None = Field(None, description="model of the KL term; if unset, the start")
+    prompt_data: str = Field("preset:arithmetic", description="problems, JSONL with prompt and label")
+    eval_data: str | None = Field(
+        "preset:arithmetic", description="held-out problems, JSONL; an empty string: none"
+    )
+
+    num_rollout: int = Field(10, ge=1, description="steps: each one rollout and one training step")
+    samples_per_prompt: int = Field(8, ge=1, description="responses per prompt, one advantage group")
+    global_batch_size: int = Field(64, ge=1, description="responses per step, over all prompts")
+    max_response_length: int = Field(64, ge=1, description="tokens per response at most")
+    max_tokens_per_gpu: int = Field(2048, ge=1, description="tokens of one training micro-batch, per rank")
+    kl_coef: float = Field(0.001, ge=0, description="weight of the KL term in the loss")
+    lr: float = Field(1e-5, gt=0, description="learning rate of the optimiser")
+    clip_ratio: float = Field(0.2, gt=0, lt=1, description="PPO clip: the ratio stays in 1 +- this")
+    clip_grad: float = Field(1.0, gt=0, description="largest global gradient norm")
+    temperature: float = Field(1.0, gt=0, description="sampling temperature, also of the log-probabilities")
+    seed: int = Field(1234, ge=0, lt=1 << 63, description="order of the problems, and the trainer's seed")
+    rollout_seed: int = Field(1234, ge=0, lt=1 << 63, description="random draws of the rollout engines")
+    eval_interval: int = Field(
+        10, ge=0, description="evaluate every so many steps and at both ends; 0: never"
+    )
+    eval_prompts: int = Field(64, ge=1, description="held-out problems per evaluation")
+
+    train_tp: int = Field(1, ge=1, description="tensor-parallel ranks of the trainer")
+    train_cp: int = Field(1, ge=1, description="context-parallel ranks of the trainer")
+    rollout_engines: int = Field(1, ge=1, description="vLLM engines")
+    rollout_tp: int = Field(1, ge=1, description="tensor-parallel workers of each engine")
+    max_tp: int | None = Field(
+        None, ge=1, description="K segments of row-parallel layers; the larger TP if unset"
+    )
+    threads: int = Field(0, ge=0, description="CPU threads of one engine or trainer; 0: all that are free")
+
+    start_timeout: float = Field(600.0, gt=0, description="seconds an engine or trainer may take to start")
+    step_timeout: float = Field(1800.0, gt=0, description="seconds one call to it may take")
+
+    @model_validator(mode="after")
+    def _agree(self) -> RunConfig:
+        if self.global_batch_size % self.samples_per_prompt:
+            raise ValueError(
+                f"global_batch_size {self.global_batch_size} is not a multiple of samples_per_prompt "
+                f"{self.samples_per_prompt}: groups would be torn"
+            )
+        segments = self.segments
+        for name in ("train_tp", "rollout_tp"):
+            if segments % getattr(self, name):
+                raise ValueError(
+                    f"max_tp {segments} is not a multiple of {name} {getattr(self, name)}: "
+                    "a rank must hold whole K segments"
+                )
+        if segments & (segments - 1):
+            raise ValueError(f"max_tp {segments} is not a power of two: the tree over ranks must be balanced")
+        if self.rollout_engines > self.prompts_per_step:
+            raise ValueError(
+                f"rollout_engines {self.rollout_engines} exceeds the {self.prompts_per_step} prompts per step"
+            )
+        return self
+
+    @property
+    def prompts_per_step(self) -> int:
+        return self.global_batch_size // self.samples_per_prompt
+
+    @property
+    def segments(self) -> int:
+        """K segments of row-parallel layers: both sides cut K alike, whatever their own TP."""
+        return self.max_tp or max(self.train_tp, self.rollout_tp)
+
+    @property
+    def trainer_ranks(self) -> int:
+        return self.train_tp * self.train_cp
+
+    @property
+    def cases(self) -> dict[str, str]:
+        """The case of each module: attention, ffn, logp."""
+        return {module: getattr(self, f"{module}_case") or self.case for module in MODULES}
+
+    def routes(self, side: Literal["trainer", "rollout"]) -> dict[str, str]:
+        """R or P of each module on one side."""
+        position = 0 if side == "trainer" else 1
+        return {module: case.split("/")[position] for module, case in self.cases.items()}
+
+
+def load_config(flags: Mapping[str, Any], file: Path | None = None) -> RunConfig:
+    """Resolves flags over file over defaults. ValueError names the key and the nearest valid one."""
+    settings = _read_toml(file) if file is not None else {}
+    for key in (*settings, *flags):
+        if key not in RunConfig.model_fields:
+            raise ValueError(f"unknown key {key!r}{_nearest(key)}")
+    try:
+        return RunConfig(**{**settings, **flags})
+    except ValidationError as error:
+        raise ValueError(_explain(error)) from error
+
+
+def to_toml(config: RunConfig) -> str:
+    """The resolved configuration as TOML that `--config` reads back. Unset keys are left out."""
+    lines = [
+        f"{key} = {_toml_value(value)}" for key, value in config.model_dump().items() if value is not None
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        settings = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"cannot read the configuration {file}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is not valid TOML: {error}") from error
+    return {key.replace("-", "_"): value for key, value in settings.items()}
+
+
+def _nearest(key: str) -> str:
+    close = difflib.get_close_matches(key, RunConfig.model_fields, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(RunConfig.model_fields)}"
+
+
+def _explain(error: ValidationError) -> str:
+    problems = []
+    for problem in error.errors():
+        if not problem["loc"]:
+            problems.append(str(problem["ctx"]["error"]) if "ctx" in problem else problem["msg"])
+            continue
+        key = str(problem["loc"][0])
+        text = f"{key}: {problem['msg']}, got {problem['input']!r}"
+        if key == "case" or key.endswith("_case"):
+            close = difflib.get_close_matches(str(problem["input"]).upper(), get_args(Case), n=1, cutoff=0.3)
+            text += f"; did you mean {close[0]!r}?" if close else ""
+        problems.append(text)
+    return "; ".join(problems)
+
+
+def _toml_value(value: str | float | bool) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return _toml_string(value)
+    return repr(value)
+
+
+def _toml_string(text: str) -> str:
+    """A TOML basic string: quotes, backslashes and control characters escaped."""
+    escapes = {'"': '\\"', "\\": "\\\\"}
+    return '"' + "".join(escapes.get(c, c if c.isprintable() else f"\\U{ord(c):08X}") for c in text) + '"'

@@ -1,0 +1,45 @@
+"""The two sides as the loop sees them. Each runs in processes of its own; neither is imported here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from samebits.timeline.types import (
+    GenerateRequest,
+    Rollout,
+    ShardDigest,
+    StepResult,
+    TrainSample,
+    WeightVersion,
+)
+
+
+class RunFailed(RuntimeError):
+    """The run cannot go on and can prove nothing: the message says what happened, to whom, and what to do."""
+
+
+class RolloutSide(Protocol):
+    """All rollout engines together."""
+
+    def generate(self, requests: Sequence[GenerateRequest]) -> list[Rollout]:
+        """One response per request, in the order of the requests."""
+
+    def publish(self, path: str, version: WeightVersion) -> list[list[ShardDigest]]:
+        """Loads the weights under `path` in every engine; per engine, the digests of what it now holds."""
+
+    def proof(self) -> list[dict[str, Any]]:
+        """One route record per worker process."""
+
+
+class TrainerSide(Protocol):
+    """All trainer ranks together."""
+
+    def train_step(self, step: int, samples: Sequence[TrainSample]) -> StepResult:
+        """Scores the samples with its own forward, then takes one optimiser step on them."""
+
+    def export(self, path: str) -> Mapping[str, str]:
+        """Writes the weights under Hugging Face names into `path`; the digest of each parameter."""
+
+    def proof(self) -> list[dict[str, Any]]:
+        """One route record per rank."""
