@@ -17,8 +17,8 @@ def compiled(which: int, x: torch.Tensor) -> torch.Tensor:
 def samples() -> torch.Tensor:
     g = torch.Generator().manual_seed(1)
     patterns = torch.randint(-(2**31), 2**31, (1 << 20,), generator=g).to(torch.int32).view(torch.float32)
-    special = torch.tensor([0.0, -0.0, 1.0, -126.0, -126.5, -149.0, -149.5, -150.0, 127.9, 128.0, -1e38, 1e38])
-    edge = torch.tensor([float("inf"), -float("inf"), float("nan"), 0.5, -0.5, 1.5, 2.5])
+    special = torch.tensor([0.0, -0.0, 1.0, -126.0, -126.5, -149.0, -149.5, -150.0, 127.9, 128.0])
+    edge = torch.tensor([-1e38, 1e38, float("inf"), -float("inf"), float("nan"), 0.5, -0.5, 1.5, 2.5])
     return torch.cat([patterns, torch.linspace(-160, 130, 200_003), special, edge])
 
 

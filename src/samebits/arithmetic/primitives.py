@@ -14,7 +14,14 @@ LOG2_E = float.fromhex("0x1.715476p+0")  # log2(e), rounded to fp32
 # 2^r - 1 over r on [-1/2, 1/2]: a Chebyshev fit of five degrees, coefficients rounded to fp32
 EXP2_COEFFICIENTS = tuple(
     float.fromhex(c)
-    for c in ("0x1.62e430p-1", "0x1.ebfbe0p-3", "0x1.c6af6cp-5", "0x1.3b2a54p-7", "0x1.5f0890p-10", "0x1.44138ap-13")
+    for c in (
+        "0x1.62e430p-1",
+        "0x1.ebfbe0p-3",
+        "0x1.c6af6cp-5",
+        "0x1.3b2a54p-7",
+        "0x1.5f0890p-10",
+        "0x1.44138ap-13",
+    )
 )
 
 

@@ -46,9 +46,7 @@ def first_difference(left: torch.Tensor, right: torch.Tensor) -> Difference | No
     Raises ValueError when dtypes or shapes differ: such tensors can't be compared by bits.
     """
     if left.dtype != right.dtype or left.shape != right.shape:
-        raise ValueError(
-            f"can't compare bits of {left.dtype}{list(left.shape)} and {right.dtype}{list(right.shape)}"
-        )
+        raise ValueError(f"can't compare bits of {left.dtype}{list(left.shape)} and {right.dtype}{list(right.shape)}")
     unequal = (raw(left) != raw(right)).flatten()
     count = int(unequal.sum())
     if count == 0:

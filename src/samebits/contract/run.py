@@ -50,9 +50,7 @@ def run_contract(
 ) -> RunContract:
     """A RunContract over `boundaries`, with the model's constants as text."""
     constants = tuple(sorted((k, str(v)) for k, v in (model or {}).items()))
-    return RunContract(
-        arithmetic=arithmetic, segments=segments, boundaries=tuple(boundaries), model=constants
-    )
+    return RunContract(arithmetic=arithmetic, segments=segments, boundaries=tuple(boundaries), model=constants)
 
 
 def differences(left: dict[str, object], right: dict[str, object], path: str = "") -> list[str]:

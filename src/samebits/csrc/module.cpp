@@ -8,6 +8,7 @@
 namespace samebits {
 
 void bind_rms_norm(nb::module_&);
+void bind_elementwise(nb::module_&);
 
 }  // namespace samebits
 
@@ -26,4 +27,5 @@ NB_MODULE(_cpu, m) {
     SB_CALL(primitive, which, at<float>(x), at<float>(y), n);
   }, Release());
   bind_rms_norm(m);
+  bind_elementwise(m);
 }

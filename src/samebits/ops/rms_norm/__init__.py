@@ -11,6 +11,7 @@ from samebits.backends import pick
 from samebits.ops.gradients import deliver_weight_gradient, weight_gradient_buffer
 from samebits.ops.rms_norm import cpu, reference
 from samebits.ops.rms_norm.contract import RMS_NORM as RMS_NORM
+from samebits.ops.rows import as_rows
 
 BACKENDS = {"cpu": cpu, "reference": reference}
 
@@ -22,7 +23,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, backend: str = "
     """
     _check(x, None, weight)
     impl = pick("rms_norm", BACKENDS, backend)
-    rows = _rows(x)
+    rows = as_rows(x)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         y, _ = _RmsNorm.apply(rows, None, weight, eps, impl)
     else:
@@ -36,18 +37,12 @@ def add_rms_norm(
     """(rms_norm(s), s) with s = bf16(x + residual): the norm and the new residual stream, both [..., W] bf16."""
     _check(x, residual, weight)
     impl = pick("rms_norm", BACKENDS, backend)
-    left, right = _rows(x), _rows(residual)
+    left, right = as_rows(x), as_rows(residual)
     if torch.is_grad_enabled() and (x.requires_grad or residual.requires_grad or weight.requires_grad):
         y, total = _RmsNorm.apply(left, right, weight, eps, impl)
     else:
         y, total, _ = impl.forward(left, right, weight, eps)
     return y.view(x.shape), total.view(x.shape)
-
-
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    """[rows, W] with unit inner stride; a copy only where the layout asks for it."""
-    rows = x.reshape(-1, x.shape[-1])
-    return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def _check(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor) -> None:
@@ -57,8 +52,7 @@ def _check(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor)
         raise ValueError(f"rms_norm: weight must be contiguous [{x.shape[-1]}], got {list(weight.shape)}")
     if residual is not None and (residual.shape != x.shape or residual.dtype != x.dtype):
         raise ValueError(
-            f"rms_norm: residual must be like x {list(x.shape)} {x.dtype}, "
-            f"got {list(residual.shape)} {residual.dtype}"
+            f"rms_norm: residual must be like x {list(x.shape)} {x.dtype}, got {list(residual.shape)} {residual.dtype}"
         )
 
 
@@ -82,7 +76,5 @@ class _RmsNorm(torch.autograd.Function):
     def backward(ctx, dy: torch.Tensor, dsum: torch.Tensor | None):  # type: ignore[no-untyped-def, override]
         x, weight, scale = ctx.saved_tensors
         dw = weight_gradient_buffer(weight)
-        dx = ctx.impl.backward(
-            _rows(dy), x, weight, scale, None if dsum is None else _rows(dsum), dw
-        )
+        dx = ctx.impl.backward(as_rows(dy), x, weight, scale, None if dsum is None else as_rows(dsum), dw)
         return dx, (dx if ctx.added else None), deliver_weight_gradient(weight, dw), None, None

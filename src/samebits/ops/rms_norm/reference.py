@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from samebits.arithmetic import fma, lane_dot
+from samebits.arithmetic import fma, lane_dot, round_bf16
 from samebits.ops.rms_norm.contract import LANES
 
 
@@ -13,12 +13,12 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """x, residual [rows, W] bf16, weight [W] -> (y, x + residual, scale): bf16, bf16, fp32 [rows]."""
     if residual is not None:
-        x = (x.float() + residual.float()).bfloat16()
+        x = round_bf16(x.float() + residual.float())
     value = x.float()
     mean = lane_dot(value, value, LANES) / x.shape[-1]
     scale = 1.0 / torch.sqrt(mean + torch.tensor(eps, dtype=torch.float32))
     y = (value * scale[:, None]) * weight.float()
-    return y.bfloat16(), x, scale
+    return round_bf16(y), x, scale
 
 
 def backward(
@@ -44,4 +44,4 @@ def backward(
     normed = value * scale[:, None]
     for row in range(x.shape[0]):
         dw.copy_(fma(dy[row].float(), normed[row], dw))
-    return dx.bfloat16()
+    return round_bf16(dx)

@@ -1,0 +1,54 @@
+"""The embedding table."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from samebits.backends import pick
+from samebits.ops.embedding import cpu, reference
+from samebits.ops.embedding.contract import EMBEDDING as EMBEDDING
+from samebits.ops.gradients import deliver_weight_gradient, weight_gradient_buffer
+from samebits.ops.rows import as_rows
+
+BACKENDS = {"cpu": cpu, "reference": reference}
+
+
+def embedding(ids: torch.Tensor, weight: torch.Tensor, start: int = 0, backend: str = "cpu") -> torch.Tensor:
+    """Rows weight[ids - start] -> [..., H] bf16; weight [rows, H] holds the ids [start, start + rows).
+
+    An id that another rank owns gives a row of +0 and no gradient. Raises ValueError on other dtypes.
+    """
+    if weight.dtype != torch.bfloat16 or not weight.is_contiguous():
+        raise ValueError(f"embedding: weight must be contiguous bfloat16, got {weight.dtype}")
+    if ids.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"embedding: ids must be int32 or int64, got {ids.dtype}")
+    impl = pick("embedding", BACKENDS, backend)
+    flat = ids.reshape(-1).long().contiguous()
+    differentiable = torch.is_grad_enabled() and weight.requires_grad
+    y = _Embedding.apply(flat, weight, start, impl) if differentiable else impl.forward(flat, weight, start)
+    return y.view(*ids.shape, weight.shape[1])
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: torch.autograd.function.FunctionCtx,
+        ids: torch.Tensor,
+        weight: torch.Tensor,
+        start: int,
+        impl: ModuleType,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(ids, weight)
+        ctx.start, ctx.impl = start, impl
+        return impl.forward(ids, weight, start)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy: torch.Tensor):  # type: ignore[no-untyped-def, override]
+        ids, weight = ctx.saved_tensors
+        dw = weight_gradient_buffer(weight)
+        ctx.impl.backward(ids, as_rows(dy), ctx.start, dw)
+        return None, deliver_weight_gradient(weight, dw), None, None

@@ -1,0 +1,61 @@
+"""Rotary position embedding."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from samebits.backends import pick
+from samebits.ops.rotary import cpu, reference
+from samebits.ops.rotary.contract import ROTARY as ROTARY
+from samebits.ops.rotary.table import rotary_table as rotary_table
+
+BACKENDS = {"cpu": cpu, "reference": reference}
+
+
+def rotary(
+    x: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, backend: str = "cpu"
+) -> torch.Tensor:
+    """x [T, heads, D] bf16 rotated to absolute `positions` [T] (int32 or int64) -> [T, heads, D] bf16.
+
+    `cos` and `sin` are fp32 [P, D/2] from `rotary_table`. Raises ValueError on other shapes or dtypes, and
+    IndexError (compiled backend) for a position outside the table.
+    """
+    if x.dtype != torch.bfloat16 or x.ndim != 3 or positions.shape != x.shape[:1]:
+        raise ValueError(
+            f"rotary: x must be bfloat16 [T, heads, D] with positions [T], got {x.dtype} {list(x.shape)} "
+            f"and {list(positions.shape)}"
+        )
+    if cos.dtype != torch.float32 or cos.shape[1:] != (x.shape[2] // 2,) or not cos.is_contiguous():
+        raise ValueError(
+            f"rotary: the table must be contiguous float32 [positions, {x.shape[2] // 2}], "
+            f"got {cos.dtype} {list(cos.shape)}"
+        )
+    impl = pick("rotary", BACKENDS, backend)
+    where = positions.contiguous() if positions.dtype == torch.int64 else positions.long()
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _Rotary.apply(x, where, cos, sin, impl)
+    return impl.rotate(x, where, cos, sin, inverse=False)
+
+
+class _Rotary(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: torch.autograd.function.FunctionCtx,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        impl: ModuleType,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(positions, cos, sin)
+        ctx.impl = impl
+        return impl.rotate(x, positions, cos, sin, inverse=False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy: torch.Tensor):  # type: ignore[no-untyped-def, override]
+        positions, cos, sin = ctx.saved_tensors
+        return ctx.impl.rotate(dy, positions, cos, sin, inverse=True), None, None, None, None

@@ -1,0 +1,42 @@
+"""SwiGLU: silu(gate) * up."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from samebits.backends import pick
+from samebits.ops.rows import as_rows
+from samebits.ops.swiglu import cpu, reference
+from samebits.ops.swiglu.contract import SWIGLU as SWIGLU
+
+BACKENDS = {"cpu": cpu, "reference": reference}
+
+
+def swiglu(gate_up: torch.Tensor, backend: str = "cpu") -> torch.Tensor:
+    """gate_up [..., 2F] bf16, gate then up -> silu(gate) * up, [..., F] bf16. ValueError on other dtypes."""
+    if gate_up.dtype != torch.bfloat16 or gate_up.shape[-1] % 2:
+        raise ValueError(f"swiglu: gate_up must be bfloat16 [..., 2F], got {gate_up.dtype} {list(gate_up.shape)}")
+    impl = pick("swiglu", BACKENDS, backend)
+    rows = as_rows(gate_up)
+    differentiable = torch.is_grad_enabled() and gate_up.requires_grad
+    y = _SwiGlu.apply(rows, impl) if differentiable else impl.forward(rows)
+    return y.view(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+
+
+class _SwiGlu(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: torch.autograd.function.FunctionCtx, gate_up: torch.Tensor, impl: ModuleType
+    ) -> torch.Tensor:
+        ctx.save_for_backward(gate_up)
+        ctx.impl = impl
+        return impl.forward(gate_up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy: torch.Tensor):  # type: ignore[no-untyped-def, override]
+        (gate_up,) = ctx.saved_tensors
+        return ctx.impl.backward(as_rows(dy), gate_up), None
