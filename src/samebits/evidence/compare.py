@@ -28,10 +28,7 @@ class Worst:
 
     def describe(self) -> str:
         left, right = as_float(self.rollout_bits), as_float(self.trainer_bits)
-        return (
-            f"{self}: rollout {left!r} (0x{self.rollout_bits:08x}), "
-            f"trainer {right!r} (0x{self.trainer_bits:08x})"
-        )
+        return f"{self}: rollout {left!r} (0x{self.rollout_bits:08x}), trainer {right!r} (0x{self.trainer_bits:08x})"
 
 
 @dataclass(frozen=True, kw_only=True)

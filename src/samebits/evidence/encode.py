@@ -20,9 +20,7 @@ def encode_step(samples: Sequence[StepSample]) -> bytes:
         "sample_keys": np.array(keys, dtype=np.int32).reshape(len(samples), 3),
         "sample_offsets": np.cumsum([0, *lengths], dtype=np.int64),
         "prompt_lengths": np.array(prompts, dtype=np.int32),
-        "token_ids": _join(
-            [ids for sample in samples for ids in (sample.prompt_ids, sample.token_ids)], np.int32
-        ),
+        "token_ids": _join([ids for sample in samples for ids in (sample.prompt_ids, sample.token_ids)], np.int32),
         "active_mask": _join(
             [[0] * len(sample.prompt_ids) + [1] * len(sample.token_ids) for sample in samples], np.uint8
         ),

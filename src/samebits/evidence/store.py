@@ -35,9 +35,7 @@ class RunDirectory:
         """Makes the directory and its folders. Raises FileExistsError if a run lies there, or OSError."""
         for name in (MANIFEST, TIMELINE, SEAL):
             if os.path.lexists(path / name):
-                raise FileExistsError(
-                    f"{path} already holds a run ({name}): choose another --run-dir or remove it"
-                )
+                raise FileExistsError(f"{path} already holds a run ({name}): choose another --run-dir or remove it")
         for folder in (STEPS, ROUTES, LOGS):
             (path / folder).mkdir(parents=True, exist_ok=True)
         return cls(path)

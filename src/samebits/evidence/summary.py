@@ -24,9 +24,7 @@ def summarise(events: Iterable[Event]) -> dict[str, Any]:
     mismatches = sum(event.mismatch_count for event in compared)
     nonfinite = sum(event.nonfinite_count for event in compared)
     finite = sum(event.compared_tokens - event.nonfinite_count for event in compared)
-    differences = math.fsum(
-        event.mean_abs_diff * (event.compared_tokens - event.nonfinite_count) for event in compared
-    )
+    differences = math.fsum(event.mean_abs_diff * (event.compared_tokens - event.nonfinite_count) for event in compared)
     return {
         "schema": SCHEMA,
         "verdict": judge(tokens, mismatches, nonfinite).value,

@@ -64,9 +64,7 @@ def read_tensors(path: Path) -> dict[str, RawTensor]:
     end = 0
     for name, (_, _, begin, stop) in sorted(spans.items(), key=lambda item: item[1][2:]):
         if begin != end:
-            raise ValueError(
-                f"{path.name}: tensor {name!r} starts at byte {begin}, want {end}: gap or overlap"
-            )
+            raise ValueError(f"{path.name}: tensor {name!r} starts at byte {begin}, want {end}: gap or overlap")
         end = stop
     if end != len(buffer):
         raise ValueError(f"{path.name}: tensors cover {end} bytes, the file holds {len(buffer)}")
@@ -86,9 +84,7 @@ def _span(file: str, name: str, entry: object) -> tuple[str, tuple[int, ...], in
         raise ValueError(f"{file}: tensor {name!r} has shape {shape!r} and offsets {offsets!r}")
     begin, stop = offsets
     if stop - begin != math.prod(shape) * _SIZES[dtype]:
-        raise ValueError(
-            f"{file}: tensor {name!r} spans {stop - begin} bytes, {dtype} {shape} needs another size"
-        )
+        raise ValueError(f"{file}: tensor {name!r} spans {stop - begin} bytes, {dtype} {shape} needs another size")
     return dtype, tuple(shape), begin, stop
 
 

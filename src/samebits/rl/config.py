@@ -28,9 +28,7 @@ class RunConfig(BaseModel):
     model: str = Field("preset:arithmetic", description="a Hugging Face directory, or preset:NAME")
     reference_checkpoint: str | None = Field(None, description="model of the KL term; if unset, the start")
     prompt_data: str = Field("preset:arithmetic", description="problems, JSONL with prompt and label")
-    eval_data: str | None = Field(
-        "preset:arithmetic", description="held-out problems, JSONL; an empty string: none"
-    )
+    eval_data: str | None = Field("preset:arithmetic", description="held-out problems, JSONL; an empty string: none")
 
     num_rollout: int = Field(10, ge=1, description="steps: each one rollout and one training step")
     samples_per_prompt: int = Field(8, ge=1, description="responses per prompt, one advantage group")
@@ -44,18 +42,14 @@ class RunConfig(BaseModel):
     temperature: float = Field(1.0, gt=0, description="sampling temperature, also of the log-probabilities")
     seed: int = Field(1234, ge=0, lt=1 << 63, description="order of the problems, and the trainer's seed")
     rollout_seed: int = Field(1234, ge=0, lt=1 << 63, description="random draws of the rollout engines")
-    eval_interval: int = Field(
-        10, ge=0, description="evaluate every so many steps and at both ends; 0: never"
-    )
+    eval_interval: int = Field(10, ge=0, description="evaluate every so many steps and at both ends; 0: never")
     eval_prompts: int = Field(64, ge=1, description="held-out problems per evaluation")
 
     train_tp: int = Field(1, ge=1, description="tensor-parallel ranks of the trainer")
     train_cp: int = Field(1, ge=1, description="context-parallel ranks of the trainer")
     rollout_engines: int = Field(1, ge=1, description="vLLM engines")
     rollout_tp: int = Field(1, ge=1, description="tensor-parallel workers of each engine")
-    max_tp: int | None = Field(
-        None, ge=1, description="K segments of row-parallel layers; the larger TP if unset"
-    )
+    max_tp: int | None = Field(None, ge=1, description="K segments of row-parallel layers; the larger TP if unset")
     threads: int = Field(0, ge=0, description="CPU threads of one engine or trainer; 0: all that are free")
 
     start_timeout: float = Field(600.0, gt=0, description="seconds an engine or trainer may take to start")
@@ -121,9 +115,7 @@ def load_config(flags: Mapping[str, Any], file: Path | None = None) -> RunConfig
 
 def to_toml(config: RunConfig) -> str:
     """The resolved configuration as TOML that `--config` reads back. Unset keys are left out."""
-    lines = [
-        f"{key} = {_toml_value(value)}" for key, value in config.model_dump().items() if value is not None
-    ]
+    lines = [f"{key} = {_toml_value(value)}" for key, value in config.model_dump().items() if value is not None]
     return "\n".join(lines) + "\n"
 
 

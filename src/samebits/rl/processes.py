@@ -84,10 +84,9 @@ class Group:
             self.kill()
             raise
 
-    def start(self, factory: Factory, arguments: Sequence[tuple[Any, ...]], timeout: float) -> None:
-        """Builds every hosted object, all at the same time."""
-        pending = [host.start(factory, *args) for host, args in zip(self.hosts, arguments, strict=True)]
-        self.gather("start", pending, timeout)
+    def start(self, factory: Factory, arguments: Sequence[tuple[Any, ...]]) -> list[Future[None]]:
+        """Begins to build every hosted object; `gather` waits for the futures."""
+        return [host.start(factory, *args) for host, args in zip(self.hosts, arguments, strict=True)]
 
     def everyone(self, method: str, *args: Any, timeout: float) -> list[Any]:
         """Calls the same method of every host with the same arguments; results in order of the hosts."""

@@ -1,0 +1,255 @@
+"""Recomputing a run's verdict from its directory. Standard library only, and nothing in the directory is trusted.
+
+Order: seal, manifest, every listed file, timeline and its rules, each step's sidecar against its lines, the
+route records, the summary. The first fault found makes the answer "cannot tell" and is the first to be named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from samebits.contract import digest_of
+from samebits.evidence.compare import compare
+from samebits.evidence.routes import check_routes
+from samebits.evidence.sidecar import StepSample, read_step, sidecar_name
+from samebits.evidence.store import (
+    MANIFEST,
+    MANIFEST_SCHEMA,
+    ROUTES,
+    SEAL,
+    SEAL_SCHEMA,
+    SUMMARY,
+    TIMELINE,
+    sealed_files,
+    sha256_file,
+)
+from samebits.evidence.summary import summarise
+from samebits.evidence.verdict import Verdict
+from samebits.timeline.events import Compared, Event, RunStarted, Sampled, parse_json
+from samebits.timeline.ledger import read
+from samebits.timeline.rules import check
+
+MAX_JSON = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """The verdict, the faults found (empty unless "cannot tell"), and the totals recomputed so far."""
+
+    verdict: Verdict
+    problems: tuple[str, ...] = ()
+    totals: Mapping[str, Any] = field(default_factory=dict)
+
+
+class _Fault(Exception):
+    """A sentence about what is wrong with the directory."""
+
+
+def verify(run: Path) -> Verification:
+    """Verifies one run directory. Never raises for what lies in it; OSError becomes a fault as well."""
+    events: tuple[Event, ...] = ()
+    try:
+        if not run.is_dir():
+            raise _Fault(f"{run} is not a directory")
+        if not (run / TIMELINE).is_file():
+            raise _Fault(f"{run} holds no run: {TIMELINE} is missing")
+        timeline = read(run / TIMELINE)
+        events = timeline.events
+        manifest = _sealed_manifest(run)
+        _check_files(run, manifest)
+        problems = [timeline.problem] if timeline.problem else check(events)
+        if problems:
+            raise _Fault(f"{TIMELINE} {problems[0]}")
+        _check_declared(manifest, events)
+        for samples, compared, lines in _steps(run, events):
+            _check_step(samples, compared, lines)
+        _check_route_files(run, manifest, events)
+        summary = _load(run, SUMMARY)
+        wanted = summarise(events)
+        for key in sorted(wanted.keys() | summary.keys()):
+            if wanted.get(key) != summary.get(key):
+                raise _Fault(f"{SUMMARY}: {key} is {summary.get(key)!r}, the records give {wanted.get(key)!r}")
+    except (_Fault, ValueError, OSError) as fault:
+        totals = summarise(events) if events else {}
+        return Verification(verdict=Verdict.CANNOT_TELL, problems=(str(fault),), totals=totals)
+    return _conclude(wanted)
+
+
+def _conclude(totals: Mapping[str, Any]) -> Verification:
+    verdict = Verdict(totals["verdict"])
+    problems = () if verdict is not Verdict.CANNOT_TELL else ("nothing comparable: no token, or no finite value",)
+    return Verification(verdict=verdict, problems=problems, totals=totals)
+
+
+def _load(run: Path, name: str) -> dict[str, Any]:
+    path = run / name
+    if path.is_symlink() or not path.is_file():
+        raise _Fault(f"{name} is missing")
+    if path.stat().st_size > MAX_JSON:
+        raise _Fault(f"{name} is larger than {MAX_JSON} bytes")
+    try:
+        record = parse_json(path.read_bytes())
+    except ValueError as error:
+        raise _Fault(f"{name} is not valid JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise _Fault(f"{name} is not a JSON object")
+    return record
+
+
+def _sealed_manifest(run: Path) -> dict[str, Any]:
+    if not (run / SEAL).exists():
+        raise _Fault(f"not sealed: {SEAL} is missing, so the run did not come to its end")
+    seal = _load(run, SEAL)
+    manifest = _load(run, MANIFEST)
+    if seal.get("schema") != SEAL_SCHEMA:
+        raise _Fault(f"{SEAL}: schema is {seal.get('schema')!r}, want {SEAL_SCHEMA!r}")
+    if seal.get("manifest_sha256") != hashlib.sha256((run / MANIFEST).read_bytes()).hexdigest():
+        raise _Fault(f"{MANIFEST} is not the one that was sealed")
+    if manifest.get("schema") != MANIFEST_SCHEMA:
+        raise _Fault(f"{MANIFEST}: schema is {manifest.get('schema')!r}, want {MANIFEST_SCHEMA!r}")
+    return manifest
+
+
+def _check_files(run: Path, manifest: Mapping[str, Any]) -> None:
+    listed: set[str] = set()
+    entries = manifest.get("files")
+    if not isinstance(entries, list):
+        raise _Fault(f"{MANIFEST}: files is not a list")
+    for entry in entries:
+        name, size, digest = _file_entry(entry)
+        if name in listed:
+            raise _Fault(f"{MANIFEST} lists {name} twice")
+        listed.add(name)
+        path = run / name
+        if any(part.is_symlink() for part in (path, *path.parents) if part != run and run in part.parents):
+            raise _Fault(f"{name} is a symbolic link")
+        if not path.is_file():
+            raise _Fault(f"{name} is missing")
+        if path.stat().st_size != size or sha256_file(path) != digest:
+            raise _Fault(f"{name} was changed after it was sealed")
+    strangers = sorted(set(sealed_files(run)) - listed)
+    if strangers:
+        raise _Fault(f"{strangers[0]} is not listed in {MANIFEST}")
+    for name in (TIMELINE, SUMMARY):
+        if name not in listed:
+            raise _Fault(f"{MANIFEST} does not list {name}")
+
+
+def _file_entry(entry: object) -> tuple[str, int, str]:
+    if not isinstance(entry, dict) or set(entry) != {"path", "bytes", "sha256"}:
+        raise _Fault(f"{MANIFEST}: a file needs path, bytes and sha256, got {entry!r}")
+    name, size, digest = entry["path"], entry["bytes"], entry["sha256"]
+    if not isinstance(name, str) or type(size) is not int or not isinstance(digest, str):
+        raise _Fault(f"{MANIFEST}: a file's path, bytes or sha256 has the wrong type: {entry!r}")
+    pure = PurePosixPath(name)
+    if not name or pure.is_absolute() or ".." in pure.parts or pure.as_posix() != name or "\0" in name:
+        raise _Fault(f"{MANIFEST}: path {name!r} leaves the run directory or is not plain")
+    return name, size, digest
+
+
+def _check_declared(manifest: Mapping[str, Any], events: tuple[Event, ...]) -> None:
+    started = _started(events)
+    contract = manifest.get("contract")
+    if not isinstance(contract, dict) or digest_of(contract.get("content")) != contract.get("digest"):
+        raise _Fault(f"{MANIFEST}: the contract's content does not have the contract's digest")
+    if contract["digest"] != started.contract:
+        raise _Fault("the timeline was run under another contract than the manifest's")
+    config = manifest.get("config")
+    if not isinstance(config, dict):
+        raise _Fault(f"{MANIFEST}: config is missing")
+    cases = {m: config.get(f"{m}_case") or config.get("case") for m in ("attention", "ffn", "logp")}
+    if cases != started.case:
+        raise _Fault(f"the timeline ran case {started.case}, the manifest declares {cases}")
+    for key, value in (
+        ("num_rollout", started.steps),
+        ("global_batch_size", started.samples_per_step),
+        ("rollout_engines", started.rollout_engines),
+    ):
+        if config.get(key) != value:
+            raise _Fault(f"{MANIFEST}: config.{key} is {config.get(key)!r}, the timeline says {value}")
+
+
+def _started(events: tuple[Event, ...]) -> RunStarted:
+    started = events[0]
+    assert isinstance(started, RunStarted)
+    return started
+
+
+def _steps(run: Path, events: tuple[Event, ...]) -> Iterator[tuple[list[StepSample], Compared, list[Sampled]]]:
+    """Per step: the sidecar's samples, the line that claims their comparison, and the samples' own lines."""
+    lines: list[Sampled] = []
+    for event in events:
+        if isinstance(event, Sampled):
+            lines.append(event)
+        if isinstance(event, Compared):
+            if event.sidecar != sidecar_name(event.step):
+                raise _Fault(f"step {event.step}: its sidecar is named {event.sidecar!r}")
+            path = run / event.sidecar
+            if not path.is_file() or sha256_file(path) != event.sidecar_sha256:
+                raise _Fault(f"{event.sidecar} is not the file that the timeline recorded")
+            yield read_step(path), event, lines
+            lines = []
+
+
+def _check_step(samples: list[StepSample], compared: Compared, lines: list[Sampled]) -> None:
+    where = compared.sidecar
+    if [sample.key for sample in samples] != [line.key for line in lines]:
+        raise _Fault(f"{where}: its samples are not those of the timeline")
+    start = 0
+    for sample, line in zip(samples, lines, strict=True):
+        span = (start, len(sample.prompt_ids), len(sample.token_ids))
+        if span != (line.start, line.prompt_length, line.response_length):
+            raise _Fault(f"{where}: sample {sample.key} spans {span}, the timeline says otherwise")
+        if any(version != line.version for version in sample.versions):
+            raise _Fault(f"{where}: a token of sample {sample.key} is not of weight version {line.version}")
+        if (sample.reward, sample.advantage) != (line.reward, line.advantage):
+            raise _Fault(f"{where}: reward or advantage of sample {sample.key} differs from the timeline")
+        start += len(sample.prompt_ids) + len(sample.token_ids)
+    found = compare((sample.key, sample.rollout_bits, sample.trainer_bits) for sample in samples)
+    for name in ("compared_tokens", "mismatch_count", "nonfinite_count", "max_abs_diff", "mean_abs_diff"):
+        claimed, actual = getattr(compared, name), getattr(found, name)
+        if claimed != actual or not math.isfinite(claimed):
+            raise _Fault(f"{where}: {name} is {actual!r}, the timeline claims {claimed!r}")
+    if compared.worst != (str(found.worst) if found.worst else None):
+        raise _Fault(f"{where}: the worst token is {found.worst}, the timeline claims {compared.worst}")
+
+
+def _check_route_files(run: Path, manifest: Mapping[str, Any], events: tuple[Event, ...]) -> None:
+    started = _started(events)
+    names = [name for name in sealed_files(run) if name.startswith(f"{ROUTES}/")]
+    records = [_load(run, name) for name in names]
+    workers = manifest["config"].get("rollout_tp")
+    if type(workers) is not int:
+        raise _Fault(f"{MANIFEST}: config.rollout_tp is {workers!r}")
+    expected = {"trainer": started.trainer_ranks, "rollout": started.rollout_engines * workers}
+    problems = check_routes(records, started.case, started.contract, expected)
+    if problems:
+        raise _Fault(problems[0])
+
+
+def describe(verification: Verification) -> str:
+    """The verification in a few plain lines."""
+    totals = verification.totals
+    lines = [f"verdict: {verification.verdict.value}"]
+    lines += [f"problem: {problem}" for problem in verification.problems]
+    names = ("case", "steps", "compared_tokens", "mismatch_count", "max_abs_diff", "mean_abs_diff", "worst")
+    lines += [f"{name}: {totals[name]}" for name in names if totals.get(name) is not None]
+    return "\n".join(lines)
+
+
+def to_json(verification: Verification) -> str:
+    """The verification as one JSON object."""
+    return json.dumps(
+        {
+            "verdict": verification.verdict.value,
+            "problems": list(verification.problems),
+            "totals": dict(verification.totals),
+        },
+        allow_nan=False,
+    )

@@ -1,0 +1,73 @@
+"""What must hold before two log-probabilities may be compared. A check names the first fault it finds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from samebits.rl.protocols import RunFailed
+from samebits.timeline.types import GenerateRequest, Rollout, StepResult, TrainSample, WeightVersion
+
+
+def check_rollouts(
+    requests: Sequence[GenerateRequest], rollouts: Sequence[Rollout], version: WeightVersion, contract: str
+) -> None:
+    """Every request answered once, with tokens, one log-probability each, all under the live version."""
+    if len(rollouts) != len(requests):
+        raise RunFailed(f"{len(rollouts)} rollouts for {len(requests)} requests")
+    for request, rollout in zip(requests, rollouts, strict=True):
+        name = f"sample {request.key}"
+        if rollout.key != request.key or rollout.prompt_ids != request.prompt_ids:
+            raise RunFailed(f"{name}: the engine answered for another sample or prompt ({rollout.key})")
+        if not rollout.token_ids:
+            raise RunFailed(f"{name}: the engine returned no token, so there is nothing to compare")
+        if len(rollout.token_ids) > request.max_tokens:
+            raise RunFailed(f"{name}: {len(rollout.token_ids)} tokens, at most {request.max_tokens} wanted")
+        if len(rollout.logp_bits) != len(rollout.token_ids):
+            raise RunFailed(f"{name}: {len(rollout.logp_bits)} log-probabilities for {len(rollout.token_ids)} tokens")
+        if rollout.version != version:
+            raise RunFailed(f"{name}: generated under weights {rollout.version}, this step uses {version}")
+        if rollout.contract != contract:
+            raise RunFailed(
+                f"{name}: scored under run contract {rollout.contract[:12] or 'none'}, want {contract[:12] or 'none'}"
+            )
+
+
+def check_result(step: int, samples: Sequence[TrainSample], result: StepResult) -> None:
+    """The trainer answered for exactly these samples and tokens, and its scalars are numbers."""
+    if result.step != step:
+        raise RunFailed(f"the trainer answered for step {result.step}, want step {step}")
+    keys = [sample.key for sample in samples]
+    if set(result.logp_bits) != set(keys) or len(set(keys)) != len(keys):
+        missing = [str(key) for key in keys if key not in result.logp_bits]
+        raise RunFailed(
+            f"step {step}: the trainer scored {len(result.logp_bits)} of {len(keys)} samples; "
+            f"missing: {', '.join(missing[:4]) or 'none, but others came'}"
+        )
+    for sample in samples:
+        scored = len(result.logp_bits[sample.key])
+        if scored != sample.response_length:
+            raise RunFailed(f"sample {sample.key}: the trainer scored {scored} tokens of {sample.response_length}")
+    for name in ("loss", "policy_loss", "kl", "grad_norm", "clip_fraction", "ratio_mean"):
+        value = getattr(result, name)
+        if not math.isfinite(value):
+            raise RunFailed(f"step {step}: the trainer's {name} is {value}; try a smaller lr")
+
+
+def check_contracts(records: Iterable[Mapping[str, Any]], contract: str, boundaries: Mapping[str, str]) -> None:
+    """Every process runs under this run contract, and every boundary it serves has this contract's digest."""
+    for record in records:
+        process = record.get("process", "?")
+        if record.get("contract", contract) != contract:
+            raise RunFailed(
+                f"{process} works under run contract {str(record['contract'])[:12]}, this run is under "
+                f"{contract[:12]}: both sides must run the same samebits version"
+            )
+        for module, route in record.get("modules", {}).items():
+            for name, digest in route.get("boundaries", {}).items():
+                if boundaries.get(name) != digest:
+                    raise RunFailed(
+                        f"{process}: boundary {name!r} of {module} is {str(digest)[:12]}, the run contract "
+                        f"says {str(boundaries.get(name))[:12]}"
+                    )

