@@ -1,0 +1,127 @@
+"""Adding across ranks: the last levels of the contract's tree, in fp32, over neighbouring ranks.
+
+A rank's partial sum is the value of a subtree over its own run of K segments. The ranks then combine in pairs
+(0+1, 2+3, ...), the pairs in pairs, and so on, which is the order one rank alone would have used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from samebits.collectives.groups import group_size, require_power_of_two
+from samebits.collectives.moves import all_gather_rows, gather_states
+
+
+def fold_neighbours(parts: Sequence[Tensor]) -> Tensor:
+    """Sum of fp32 tensors by a balanced binary tree over neighbours: ((p0+p1)+(p2+p3))+...
+
+    Raises ValueError unless there are a power of two of them and all are fp32.
+    """
+    require_power_of_two(len(parts), "fold_neighbours")
+    for part in parts:
+        if part.dtype != torch.float32:
+            raise ValueError(f"fold_neighbours: partial sums must be float32, got {part.dtype}")
+    level = list(parts)
+    while len(level) > 1:
+        level = [level[i] + level[i + 1] for i in range(0, len(level), 2)]
+    return level[0]
+
+
+def _tree_sum(partial: Tensor, group: dist.ProcessGroup) -> Tensor:
+    return fold_neighbours(gather_states(partial, group).unbind(0))
+
+
+def _tree_sum_rows(partial: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """This rank's rows of the tree sum; each rank sends every other one only the rows it will keep."""
+    ranks = group.size()
+    if partial.shape[0] % ranks:
+        raise ValueError(
+            f"tree_reduce_scatter: {partial.shape[0]} rows do not split over {ranks} ranks; "
+            f"pad them to a multiple of {ranks}"
+        )
+    partial = partial.contiguous()
+    received = torch.empty_like(partial)
+    dist.all_to_all_single(received, partial, group=group)
+    return fold_neighbours(received.view(ranks, -1, *partial.shape[1:]).unbind(0))
+
+
+class _TreeAllReduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, partial: Tensor, group: dist.ProcessGroup) -> Tensor:
+        return _tree_sum(partial.detach(), group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0].contiguous(), None
+
+
+def tree_all_reduce(partial: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """Tree sum over ranks of fp32 partial sums, the same bits on every rank; not rounded.
+
+    The gradient passes through: what follows is computed alike on all ranks.
+    """
+    if group_size(group) == 1:
+        return partial
+    return _TreeAllReduce.apply(partial, group)
+
+
+class _TreeReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, partial: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _tree_sum_rows(partial.detach(), group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return all_gather_rows(grads[0], ctx.group), None
+
+
+def tree_reduce_scatter(partial: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """This rank's rows of the tree sum over ranks: the bits of `tree_all_reduce`, cut; the gradient is gathered.
+
+    Raises ValueError when the rows do not divide over the ranks.
+    """
+    if group_size(group) == 1:
+        return partial
+    return _TreeReduceScatter.apply(partial, group)
+
+
+class _CopyToGroup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _tree_sum(grads[0].float(), ctx.group).to(grads[0].dtype), None
+
+
+def copy_to_group(x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """`x` itself, entering a region where every rank uses it for other columns: gradients are tree-summed in fp32."""
+    if group_size(group) == 1:
+        return x
+    return _CopyToGroup.apply(x, group)
+
+
+class _GatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return all_gather_rows(own, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _tree_sum_rows(grads[0].float(), ctx.group).to(grads[0].dtype), None
+
+
+def gather_rows(own: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """Rows of all ranks in rank order, for ranks that each use all of them: gradients are tree-summed and cut."""
+    if group_size(group) == 1:
+        return own
+    return _GatherRows.apply(own, group)

@@ -1,0 +1,107 @@
+"""What a trainer rank must know before it starts. Standard library only, so that a driver can build it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Route = Literal["R", "P"]
+
+
+@dataclass(frozen=True)
+class TrainerCase:
+    """Per module group: R is the samebits route, P is Megatron-Core's own code."""
+
+    attention: Route = "R"
+    ffn: Route = "R"
+    logp: Route = "R"
+
+    def __post_init__(self) -> None:
+        for group, route in self.groups().items():
+            if route not in ("R", "P"):
+                raise ValueError(f"case of {group} must be 'R' or 'P', got {route!r}")
+
+    def groups(self) -> dict[str, Route]:
+        """The three module groups and their routes, in model order."""
+        return {"attention": self.attention, "ffn": self.ffn, "logp": self.logp}
+
+    @property
+    def all_native(self) -> bool:
+        return set(self.groups().values()) == {"P"}
+
+    @property
+    def all_strict(self) -> bool:
+        return set(self.groups().values()) == {"R"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """One trainer: the same value goes to every rank.
+
+    `model` and `reference` are directories in Hugging Face form; without a reference there is no KL term.
+    `max_tp` is the largest tensor parallelism of either side of the run, `contract` the digest of the run
+    contract. `rendezvous` is a file path that does not exist yet and that all ranks can reach.
+    """
+
+    model: str
+    reference: str | None = None
+    case: TrainerCase = field(default_factory=TrainerCase)
+    tp: int = 1
+    cp: int = 1
+    sequence_parallel: bool = False
+    max_tp: int = 1
+    contract: str = ""
+    lr: float = 1e-5
+    adam_betas: tuple[float, float] = (0.9, 0.98)
+    adam_eps: float = 1e-8
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+    kl_coef: float = 0.0
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    temperature: float = 1.0
+    max_tokens_per_gpu: int = 4096
+    threads: int = 1
+    rendezvous: str = ""
+    timeout_seconds: int = 600
+
+    def __post_init__(self) -> None:
+        self._check_sizes()
+        self._check_numbers()
+        if self.cp > 1 and self.case.attention == "P":
+            raise ValueError(
+                "attention: Megatron-Core's own attention has no context parallelism on a CPU; "
+                "set cp = 1 or the attention case to R"
+            )
+        if self.sequence_parallel and not self.case.all_strict:
+            raise ValueError(
+                "norms: Megatron-Core's own norm refuses sequence parallelism on a CPU; "
+                "switch sequence_parallel off or set all three cases to R"
+            )
+        if self.sequence_parallel and self.tp == 1:
+            raise ValueError("sequence_parallel splits rows over tensor-parallel ranks; it needs tp > 1")
+
+    def _check_sizes(self) -> None:
+        for name in ("tp", "cp", "max_tp"):
+            size = getattr(self, name)
+            if size < 1 or size & (size - 1):
+                raise ValueError(f"{name} must be a power of two (1, 2, 4, ...), got {size}")
+        if self.tp > self.max_tp:
+            raise ValueError(f"tp = {self.tp} is larger than max_tp = {self.max_tp}; raise max_tp to {self.tp}")
+        for name in ("max_tokens_per_gpu", "threads", "timeout_seconds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.world_size > 1 and not self.rendezvous:
+            raise ValueError("rendezvous: more than one rank needs a file path that all ranks can reach")
+
+    def _check_numbers(self) -> None:
+        if not self.temperature > 0.0 or self.temperature == float("inf"):
+            raise ValueError(f"temperature must be positive and finite, got {self.temperature}")
+        for name in ("lr", "weight_decay", "kl_coef", "clip_low", "clip_high", "grad_clip"):
+            if not getattr(self, name) >= 0.0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of one trainer: tensor parallel times context parallel."""
+        return self.tp * self.cp

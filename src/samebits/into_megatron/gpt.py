@@ -1,0 +1,107 @@
+"""Megatron's GPTModel, asked for log-probabilities of given tokens instead of logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
+from torch import Tensor
+
+from samebits.collectives import copy_to_group, gather_rows, scatter_rows, select_owner
+from samebits.into_megatron.config import TrainerCase
+from samebits.into_megatron.layout import MicroBatch
+from samebits.into_megatron.model import ModelShape
+from samebits.into_megatron.rows import take_rows
+from samebits.ops.embedding import embedding
+from samebits.ops.logprob import linear_logp
+
+
+class ScoringModel(GPTModel):
+    """A GPTModel whose forward takes a `MicroBatch` and returns the fp32 log-probabilities [n] of its targets.
+
+    The embedding is a copy on every route; it is Megatron's own code only where all groups are.
+    """
+
+    def __init__(
+        self, shape: ModelShape, case: TrainerCase, temperature: float, *, config: Any, spec: Any
+    ) -> None:
+        super().__init__(
+            config=config,
+            transformer_layer_spec=spec,
+            vocab_size=shape.padded_vocab(config.tensor_model_parallel_size),
+            max_sequence_length=shape.max_positions,
+            share_embeddings_and_output_weights=shape.tied,
+            # On the R route positions come with the packing, and rotation happens inside our attention.
+            position_embedding_type="rope" if case.attention == "P" else "none",
+            rotary_base=shape.rope_base,  # type: ignore[arg-type]
+        )
+        self.shape = shape
+        self.case = case
+        self.temperature = temperature
+
+    def forward(self, batch: MicroBatch) -> Tensor:  # type: ignore[override]
+        """fp32 [n]: log-probability of `batch.targets`, each predicted from its row of `batch.rows`."""
+        return super().forward(
+            input_ids=batch.ids,
+            position_ids=None,
+            attention_mask=self._mask(batch),
+            decoder_input=None if self.case.all_native else self._embed(batch.ids),
+            labels=batch,
+            packed_seq_params=batch.packing,
+        )
+
+    def _mask(self, batch: MicroBatch) -> Tensor | None:
+        """Megatron's own attention wants a mask, True where it must not look; padding is on the right."""
+        if self.case.attention == "R":
+            return None
+        width = batch.ids.shape[1]
+        return torch.ones(1, 1, width, width, dtype=torch.bool).triu(1)
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        """[sequence, batch, hidden] (this rank's rows under sequence parallelism): the owner's row of each id."""
+        table = self.embedding.word_embeddings
+        flat = ids.t().reshape(-1)
+        rows = embedding(flat, table.weight, start=table.vocab_start_index)
+        rows = select_owner(rows, flat // table.num_embeddings_per_partition, self.tp_group)
+        hidden = rows.view(ids.shape[1], ids.shape[0], -1)
+        return scatter_rows(hidden, self.tp_group) if self.config.sequence_parallel else hidden
+
+    def _postprocess(self, hidden_states: Tensor, labels: MicroBatch, **unused: Any) -> Tensor:
+        weight = self.shared_embedding_or_output_weight() if self.shape.tied else self.output_layer.weight
+        score = self._score_strict if self.case.logp == "R" else self._score_native
+        return score(hidden_states, weight, labels)
+
+    def _score_strict(self, hidden: Tensor, weight: Tensor, batch: MicroBatch) -> Tensor:
+        enter = gather_rows if self.config.sequence_parallel else copy_to_group
+        flat = enter(hidden, self.tp_group).reshape(-1, hidden.shape[-1])
+        return linear_logp(
+            take_rows(flat, batch.rows),
+            weight,
+            batch.targets,
+            temperature=self.temperature,
+            vocab_start=self.tp_group.rank() * weight.shape[0],
+            group=self.tp_group if self.tp_group.size() > 1 else None,
+            real_vocab=self.shape.vocab,
+        )
+
+    def _score_native(self, hidden: Tensor, weight: Tensor, batch: MicroBatch) -> Tensor:
+        """Megatron's output layer and cross entropy: all rows are scored, and those of active tokens are kept."""
+        logits = self.output_layer(hidden, weight=weight)[0].float()
+        if self.temperature != 1.0:
+            logits = logits / self.temperature
+        padding = self._padding_columns(weight.shape[0])
+        if padding:
+            logits = torch.cat(
+                [logits[..., :-padding], logits.new_full((*logits.shape[:-1], padding), float("-inf"))], dim=-1
+            )
+        targets = torch.zeros(logits.shape[0] * logits.shape[1], dtype=torch.int64)
+        targets[batch.rows] = batch.targets
+        loss = vocab_parallel_cross_entropy(logits, targets.view(logits.shape[:2]))
+        return -take_rows(loss.reshape(-1), batch.rows)
+
+    def _padding_columns(self, columns: int) -> int:
+        """How many of this rank's last vocabulary columns belong to no token."""
+        end = (self.tp_group.rank() + 1) * columns
+        return min(columns, max(0, end - self.shape.vocab))

@@ -1,0 +1,175 @@
+"""Where every token sits: which micro-batch, which rank, which row. Pure functions of the samples' lengths.
+
+A step's active tokens (the response tokens) are numbered once, in order of sample and position: a token's number
+is its slot. Every tensor that speaks about active tokens is indexed by slot, so nothing depends on how samples
+were packed. The row of position p predicts the token at p + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from samebits.timeline.types import TrainSample
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How attention reads a packed micro-batch of R attention.
+
+    Rows are this context-parallel rank's. `positions` int32 [T]; `queries` and `keys` are cumulative lengths
+    int32 [samples + 1] of this rank's rows and of the rows of all ranks; `key_order` int64 [keys] puts gathered
+    rows back in order of sample and position (None when the rank has all rows itself).
+    """
+
+    positions: Tensor
+    queries: Tensor
+    keys: Tensor
+    key_order: Tensor | None
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One forward pass. `ids` [batch, sequence]; `rows` index the flattened [sequence * batch] hidden states.
+
+    `rows`, `targets` and `slots` (all int64 [n]) speak about the active tokens of this rank, ascending in slot.
+    `packing` is None for the padded layout, which Megatron's own attention needs.
+    """
+
+    ids: Tensor
+    rows: Tensor
+    targets: Tensor
+    slots: Tensor
+    packing: Packing | None
+
+
+def first_slots(samples: Sequence[TrainSample]) -> list[int]:
+    """Slot of each sample's first response token, and behind them the number of all active tokens."""
+    slots = [0]
+    for sample in samples:
+        slots.append(slots[-1] + sample.response_length)
+    return slots
+
+
+def group_samples(samples: Sequence[TrainSample], max_tokens: int) -> list[range]:
+    """Consecutive runs of samples with at most `max_tokens` tokens each; a longer sample is alone in its run."""
+    groups, start, tokens = [], 0, 0
+    for index, sample in enumerate(samples):
+        length = len(sample.token_ids)
+        if index > start and tokens + length > max_tokens:
+            groups.append(range(start, index))
+            start, tokens = index, 0
+        tokens += length
+    if samples:
+        groups.append(range(start, len(samples)))
+    return groups
+
+
+def owned_positions(length: int, rank: int, ranks: int) -> list[int]:
+    """Positions of one sample that a context-parallel rank holds: chunk `rank` and its mirror of 2 * ranks chunks.
+
+    The sample counts as padded to a multiple of 2 * ranks; one rank holds everything, unpadded.
+    """
+    if ranks == 1:
+        return list(range(length))
+    chunk = -(-length // (2 * ranks))
+    mirror = 2 * ranks - 1 - rank
+    return [*range(rank * chunk, (rank + 1) * chunk), *range(mirror * chunk, (mirror + 1) * chunk)]
+
+
+def slot_owner(samples: Sequence[TrainSample], ranks: int) -> Tensor:
+    """int64 [slots]: the context-parallel rank that scores each active token."""
+    owners: list[int] = []
+    for sample in samples:
+        by_position = {p: rank for rank in range(ranks) for p in owned_positions(len(sample.token_ids), rank, ranks)}
+        owners += [by_position[p] for p in range(sample.prompt_length - 1, len(sample.token_ids) - 1)]
+    return torch.tensor(owners, dtype=torch.int64)
+
+
+def packed_batch(
+    samples: Sequence[TrainSample], slots: Sequence[int], *, rank: int, ranks: int, multiple: int
+) -> MicroBatch:
+    """Samples one behind the other on one row, this rank's share of each.
+
+    `slots` are the samples' first slots. Rows are padded to a multiple of `multiple` (sequence parallelism) by
+    one more sample of zeros that nothing reads.
+    """
+    ids: list[int] = []
+    positions: list[int] = []
+    rows: list[int] = []
+    targets: list[int] = []
+    out_slots: list[int] = []
+    lengths: list[int] = []
+    for sample, slot in zip(samples, slots, strict=True):
+        tokens, prompt = sample.token_ids, sample.prompt_length
+        owned = owned_positions(len(tokens), rank, ranks)
+        for row, position in enumerate(owned, start=len(ids)):
+            if prompt - 1 <= position < len(tokens) - 1:
+                rows.append(row)
+                targets.append(tokens[position + 1])
+                out_slots.append(slot + position + 1 - prompt)
+        ids += [tokens[p] if p < len(tokens) else 0 for p in owned]
+        positions += owned
+        lengths.append(len(owned))
+    padding = -len(ids) % multiple
+    if padding:
+        ids += [0] * padding
+        positions += owned_positions(padding * ranks, rank, ranks)
+        lengths.append(padding)
+    return MicroBatch(
+        ids=torch.tensor([ids]),
+        rows=torch.tensor(rows, dtype=torch.int64),
+        targets=torch.tensor(targets, dtype=torch.int64),
+        slots=torch.tensor(out_slots, dtype=torch.int64),
+        packing=Packing(
+            positions=torch.tensor(positions, dtype=torch.int32),
+            queries=_cumulative(lengths),
+            keys=_cumulative([length * ranks for length in lengths]),
+            key_order=_key_order(lengths, ranks),
+        ),
+    )
+
+
+def padded_batch(samples: Sequence[TrainSample], slots: Sequence[int], *, multiple: int) -> MicroBatch:
+    """Samples side by side, padded on the right with token 0 to the longest (and to a multiple of `multiple`)."""
+    longest = max(len(sample.token_ids) for sample in samples)
+    width = -(-longest // multiple) * multiple
+    count = len(samples)
+    rows, targets, out_slots = [], [], []
+    for column, (sample, slot) in enumerate(zip(samples, slots, strict=True)):
+        first, last = sample.prompt_length - 1, len(sample.token_ids) - 1
+        rows += [p * count + column for p in range(first, last)]
+        targets += sample.token_ids[first + 1 : last + 1]
+        out_slots += range(slot, slot + sample.response_length)
+    return MicroBatch(
+        ids=torch.tensor([[*s.token_ids, *([0] * (width - len(s.token_ids)))] for s in samples]),
+        rows=torch.tensor(rows, dtype=torch.int64),
+        targets=torch.tensor(targets, dtype=torch.int64),
+        slots=torch.tensor(out_slots, dtype=torch.int64),
+        packing=None,
+    )
+
+
+def _cumulative(lengths: Sequence[int]) -> Tensor:
+    return torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0).to(torch.int32)
+
+
+def _key_order(lengths: Sequence[int], ranks: int) -> Tensor | None:
+    """Where, among the gathered rows of all ranks, the rows of each sample lie in order of position."""
+    if ranks == 1:
+        return None
+    rows_per_rank = sum(lengths)
+    order: list[int] = []
+    start = 0
+    for length in lengths:
+        place = {
+            position: rank * rows_per_rank + start + index
+            for rank in range(ranks)
+            for index, position in enumerate(owned_positions(length * ranks, rank, ranks))
+        }
+        order += [place[position] for position in range(length * ranks)]
+        start += length
+    return torch.tensor(order, dtype=torch.int64)

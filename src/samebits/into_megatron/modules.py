@@ -1,0 +1,153 @@
+"""Megatron-Core modules whose arithmetic is the contract's.
+
+They keep Megatron's parameter names, shapes and sharding attributes, so that weights, optimizer and checkpoints
+see no difference. Linear layers are subclasses: only `forward` is ours.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.attention import SelfAttention
+from megatron.core.transformer.module import MegatronModule
+from torch import Tensor
+
+from samebits.collectives import copy_to_group, gather_rows, tree_all_reduce, tree_reduce_scatter
+from samebits.into_megatron.layout import Packing
+from samebits.into_megatron.rows import take_rows
+from samebits.ops.attention import attention
+from samebits.ops.linear import linear, linear_partial
+from samebits.ops.rms_norm import rms_norm
+from samebits.ops.rotary import rotary, rotary_table
+from samebits.ops.swiglu import swiglu
+
+
+class StrictNorm(torch.nn.Module):
+    """RMSNorm over the last axis; also the QK-norm, over head_dim."""
+
+    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-6, **unused: Any) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
+        # Megatron sums the gradients of such weights over tensor-parallel ranks, each of which saw some of the rows.
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+class StrictColumnParallelLinear(ColumnParallelLinear):
+    """A linear layer split by output columns: every rank has all of K, so S = 1 and no sum crosses ranks."""
+
+    def forward(
+        self, input_: Tensor, weight: Tensor | None = None, runtime_gather_output: bool | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        enter = gather_rows if self.sequence_parallel else copy_to_group
+        bias = None if self.skip_bias_add else self.bias
+        output = linear(enter(input_, self.tp_group), self.weight if weight is None else weight, bias)
+        return output, self.bias if self.skip_bias_add else None
+
+
+class StrictRowParallelLinear(RowParallelLinear):
+    """A linear layer split along K into `segments` runs, of which each rank holds an equal, consecutive share."""
+
+    def __init__(self, *args: Any, segments: int = 1, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.bias is not None:
+            raise ValueError("linear: a bias on a row-parallel layer is not served")
+        self.segments = segments
+
+    def forward(self, input_: Tensor) -> tuple[Tensor, None]:
+        ranks = self.tp_group.size()
+        if ranks == 1:
+            return linear(input_, self.weight, segments=self.segments), None
+        partial = linear_partial(input_, self.weight, segments=self.segments // ranks)
+        leave = tree_reduce_scatter if self.sequence_parallel else tree_all_reduce
+        return leave(partial, self.tp_group).to(input_.dtype), None
+
+
+class StrictSwiGLU(MegatronModule):
+    """SwiGLU over [gate | up]; Megatron's local fc1 keeps gate and up in this order on every rank."""
+
+    def forward(self, gate_up: Tensor) -> Tensor:
+        return swiglu(gate_up)
+
+
+class StrictCoreAttention(MegatronModule):
+    """Causal attention over packed samples; under context parallelism, own queries over gathered keys and values."""
+
+    def __init__(
+        self,
+        config: Any,
+        layer_number: int,
+        attn_mask_type: Any,
+        attention_type: str,
+        cp_comm_type: str | None = None,
+        softmax_scale: float | None = None,
+        pg_collection: Any = None,
+    ) -> None:
+        super().__init__(config=config)
+        self.scale = 1.0 / math.sqrt(config.kv_channels) if softmax_scale is None else softmax_scale
+        self.cp_group = pg_collection.cp
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, packing: Packing) -> Tensor:
+        """[T, heads, head_dim] from query, key and value [T, heads or groups, head_dim]."""
+        if packing.key_order is None:
+            return attention(query, key, value, packing.keys, self.scale)
+        both = gather_rows(torch.cat([key, value], dim=1), self.cp_group)
+        key, value = take_rows(both, packing.key_order).chunk(2, dim=1)
+        return attention(
+            query,
+            key.contiguous(),
+            value.contiguous(),
+            packing.keys,
+            self.scale,
+            q_positions=packing.positions,
+            cu_seqlens_q=packing.queries,
+        )
+
+
+class StrictSelfAttention(SelfAttention):
+    """Self-attention on a packed micro-batch: QKV, QK-norm, rotary at explicit positions, attention, projection."""
+
+    def __init__(self, *args: Any, rope_base: float, max_positions: int, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.config.num_query_groups < self.world_size:
+            raise ValueError(
+                f"attention: {self.config.num_query_groups} key/value heads do not split over {self.world_size} "
+                "tensor-parallel ranks; choose a smaller tp"
+            )
+        self.cos, self.sin = rotary_table(self.config.kv_channels, rope_base, max_positions)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        packed_seq_params: Packing,
+        **unused: Any,
+    ) -> tuple[Tensor, None]:
+        packing = packed_seq_params
+        query, key, value = self._split(self.linear_qkv(hidden_states)[0])
+        if self.q_layernorm is not None:
+            query, key = self.q_layernorm(query), self.k_layernorm(key)
+        query = rotary(query, packing.positions, self.cos, self.sin)
+        key = rotary(key, packing.positions, self.cos, self.sin)
+        out = self.core_attention(query, key, value, packing)
+        return self.linear_proj(out.reshape(out.shape[0], 1, -1))
+
+    def _split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[T, heads, head_dim] query, key and value out of Megatron's interleaving by key/value group."""
+        groups = self.num_query_groups_per_partition
+        per_group = self.num_attention_heads_per_partition // groups
+        head_dim = self.hidden_size_per_attention_head
+        grouped = qkv.reshape(qkv.shape[0], groups, per_group + 2, head_dim)
+        query, key, value = grouped.split([per_group, 1, 1], dim=2)
+        return (
+            query.reshape(-1, groups * per_group, head_dim),
+            key.reshape(-1, groups, head_dim),
+            value.reshape(-1, groups, head_dim),
+        )

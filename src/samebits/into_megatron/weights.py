@@ -1,0 +1,229 @@
+"""The one place that maps Hugging Face tensors to Megatron-Core parameters and back, bit for bit.
+
+Megatron interleaves query, key and value by key/value group, stacks gate on up, pads the vocabulary with zero
+rows, and splits over tensor-parallel ranks; nothing is ever computed on the way.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from samebits.into_megatron.model import ModelShape
+
+HFTensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """One Megatron parameter: its name, the Hugging Face tensors that it holds, and the two directions.
+
+    `pack` makes one rank's shard from the whole tensors; `unpack` makes the whole tensors from all shards.
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    pack: Callable[[Sequence[Tensor], int, int], Tensor]
+    unpack: Callable[[Sequence[Tensor]], list[Tensor]]
+
+
+def parameter_map(shape: ModelShape) -> list[Mapped]:
+    """Every parameter of the model, in Megatron's order."""
+    hidden = shape.hidden
+    mapped = [_vocabulary("embedding.word_embeddings.weight", "model.embed_tokens.weight", shape)]
+    for layer in range(shape.layers):
+        mapped += _layer(f"decoder.layers.{layer}.", f"model.layers.{layer}.", shape)
+    mapped.append(_replicated("decoder.final_layernorm.weight", "model.norm.weight", (hidden,)))
+    if not shape.tied:
+        mapped.append(_vocabulary("output_layer.weight", "lm_head.weight", shape))
+    return mapped
+
+
+def _layer(ours: str, theirs: str, shape: ModelShape) -> Iterator[Mapped]:
+    hidden, attention, mlp = shape.hidden, f"{theirs}self_attn.", f"{theirs}mlp."
+    yield _replicated(f"{ours}input_layernorm.weight", f"{theirs}input_layernorm.weight", (hidden,))
+    yield _columns(
+        f"{ours}self_attention.linear_proj.weight",
+        f"{attention}o_proj.weight",
+        (hidden, shape.heads * shape.head_dim),
+    )
+    yield _qkv(f"{ours}self_attention.linear_qkv.weight", attention, "weight", (hidden,), shape)
+    if shape.qkv_bias:
+        yield _qkv(f"{ours}self_attention.linear_qkv.bias", attention, "bias", (), shape)
+    if shape.qk_norm:
+        for which in "qk":
+            yield _replicated(
+                f"{ours}self_attention.{which}_layernorm.weight", f"{attention}{which}_norm.weight", (shape.head_dim,)
+            )
+    yield _replicated(f"{ours}pre_mlp_layernorm.weight", f"{theirs}post_attention_layernorm.weight", (hidden,))
+    yield _gate_up(f"{ours}mlp.linear_fc1.weight", mlp, shape)
+    yield _columns(f"{ours}mlp.linear_fc2.weight", f"{mlp}down_proj.weight", (hidden, shape.ffn))
+
+
+def _replicated(ours: str, theirs: str, size: tuple[int, ...]) -> Mapped:
+    def unpack(shards: Sequence[Tensor]) -> list[Tensor]:
+        for rank, shard in enumerate(shards[1:], start=1):
+            if not torch.equal(shard.view(torch.int16), shards[0].view(torch.int16)):
+                raise RuntimeError(f"{ours}: rank {rank} holds other bits than rank 0 of a replicated parameter")
+        return [shards[0]]
+
+    return Mapped(ours, (theirs,), (size,), lambda whole, rank, ranks: whole[0], unpack)
+
+
+def _columns(ours: str, theirs: str, size: tuple[int, int]) -> Mapped:
+    return Mapped(
+        ours,
+        (theirs,),
+        (size,),
+        lambda whole, rank, ranks: whole[0].chunk(ranks, dim=1)[rank],
+        lambda shards: [torch.cat(list(shards), dim=1)],
+    )
+
+
+def _vocabulary(ours: str, theirs: str, shape: ModelShape) -> Mapped:
+    def pack(whole: Sequence[Tensor], rank: int, ranks: int) -> Tensor:
+        padded = whole[0].new_zeros(shape.padded_vocab(ranks), shape.hidden)
+        padded[: shape.vocab] = whole[0]
+        return padded.chunk(ranks)[rank]
+
+    return Mapped(
+        ours,
+        (theirs,),
+        ((shape.vocab, shape.hidden),),
+        pack,
+        lambda shards: [torch.cat(list(shards))[: shape.vocab]],
+    )
+
+
+def _qkv(ours: str, theirs: str, kind: str, tail: tuple[int, ...], shape: ModelShape) -> Mapped:
+    groups, head_dim = shape.kv_heads, shape.head_dim
+    per_group = shape.heads // groups
+
+    def pack(whole: Sequence[Tensor], rank: int, ranks: int) -> Tensor:
+        by_group = [part.reshape(groups, -1, *tail) for part in whole]
+        return torch.cat(by_group, dim=1).chunk(ranks)[rank].reshape(-1, *tail)
+
+    def unpack(shards: Sequence[Tensor]) -> list[Tensor]:
+        by_group = torch.cat(list(shards)).reshape(groups, (per_group + 2) * head_dim, *tail)
+        parts = by_group.split([per_group * head_dim, head_dim, head_dim], dim=1)
+        return [part.reshape(-1, *tail) for part in parts]
+
+    rows = (shape.heads * head_dim, groups * head_dim, groups * head_dim)
+    names = tuple(f"{theirs}{which}_proj.{kind}" for which in "qkv")
+    return Mapped(ours, names, tuple((count, *tail) for count in rows), pack, unpack)
+
+
+def _gate_up(ours: str, theirs: str, shape: ModelShape) -> Mapped:
+    size = (shape.ffn, shape.hidden)
+
+    def unpack(shards: Sequence[Tensor]) -> list[Tensor]:
+        halves = [shard.chunk(2) for shard in shards]
+        return [torch.cat([half[which] for half in halves]) for which in (0, 1)]
+
+    return Mapped(
+        ours,
+        (f"{theirs}gate_proj.weight", f"{theirs}up_proj.weight"),
+        (size, size),
+        lambda whole, rank, ranks: torch.cat([part.chunk(ranks)[rank] for part in whole]),
+        unpack,
+    )
+
+
+def to_megatron(tensors: HFTensors, shape: ModelShape, rank: int, ranks: int) -> dict[str, Tensor]:
+    """One tensor-parallel rank's parameters, contiguous, from a complete set of Hugging Face tensors.
+
+    Raises ValueError naming every missing or unknown tensor, and the first one of a wrong shape or dtype.
+    """
+    mapped = parameter_map(shape)
+    _check_names(tensors, mapped, shape)
+    shard = {}
+    for entry in mapped:
+        whole = [tensors[name] for name in entry.sources]
+        for name, tensor, size in zip(entry.sources, whole, entry.shapes, strict=True):
+            if tuple(tensor.shape) != size or tensor.dtype != torch.bfloat16:
+                raise ValueError(
+                    f"{name}: expected bfloat16 {list(size)}, got {str(tensor.dtype)[6:]} {list(tensor.shape)}"
+                )
+        shard[entry.name] = entry.pack(whole, rank, ranks).contiguous()
+    return shard
+
+
+def _check_names(tensors: HFTensors, mapped: Sequence[Mapped], shape: ModelShape) -> None:
+    wanted = {name for entry in mapped for name in entry.sources}
+    given = set(tensors)
+    if shape.tied and "lm_head.weight" in given:
+        head, table = tensors["lm_head.weight"], tensors.get("model.embed_tokens.weight")
+        if table is None or not torch.equal(head, table):
+            raise ValueError("lm_head.weight: the model ties it to model.embed_tokens.weight, but their values differ")
+        given.remove("lm_head.weight")
+    missing, unknown = sorted(wanted - given), sorted(given - wanted)
+    if missing:
+        raise ValueError(f"tensors are missing: {', '.join(missing)}")
+    if unknown:
+        raise ValueError(f"tensors that this architecture does not have: {', '.join(unknown)}")
+
+
+def from_megatron(shards: Sequence[HFTensors], shape: ModelShape) -> dict[str, Tensor]:
+    """The complete Hugging Face tensors, contiguous, from the parameters of all tensor-parallel ranks in rank order."""
+    whole = {}
+    for entry in parameter_map(shape):
+        parts = entry.unpack([shard[entry.name] for shard in shards])
+        for name, part in zip(entry.sources, parts, strict=True):
+            whole[name] = part.contiguous()
+    return whole
+
+
+def read_tensors(path: str | Path) -> dict[str, Tensor]:
+    """All tensors of a model directory: `model.safetensors`, or the files its index names.
+
+    Raises ValueError when files are missing, unreadable, or hold one name twice.
+    """
+    tensors: dict[str, Tensor] = {}
+    for file in _weight_files(Path(path)):
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():
+                    if name in tensors:
+                        raise ValueError(f"{file}: {name} is in an earlier file too")
+                    tensors[name] = opened.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{file}: not a readable safetensors file: {error}") from error
+    return tensors
+
+
+def _weight_files(path: Path) -> list[Path]:
+    single, index = path / "model.safetensors", path / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        raise ValueError(f"{path}: neither model.safetensors nor model.safetensors.index.json is here")
+    names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    return [path / name for name in sorted(set(names))]
+
+
+def load_parameters(model: torch.nn.Module, path: str | Path, shape: ModelShape, rank: int, ranks: int) -> None:
+    """Copy the weights of a model directory into a Megatron model, in place; every parameter must be covered."""
+    shard = to_megatron(read_tensors(path), shape, rank, ranks)
+    parameters = dict(model.named_parameters())
+    if set(parameters) != set(shard):
+        difference = sorted(set(parameters) ^ set(shard))
+        raise RuntimeError(f"the model and the weight map differ in: {', '.join(difference)}")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(shard[name])
+
+
+def save_tensors(tensors: HFTensors, directory: Path) -> None:
+    """Write `directory`/model.safetensors; the name appears only when the file is complete."""
+    directory.mkdir(parents=True, exist_ok=True)
+    unfinished = directory / "model.safetensors.part"
+    save_file(dict(tensors), unfinished, metadata={"format": "pt"})
+    unfinished.replace(directory / "model.safetensors")
