@@ -1,0 +1,44 @@
+# Everything happens in .venv; nothing outside this folder is touched.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+BUILT := $(VENV)/.built
+NATIVE := $(wildcard src/samebits/csrc/* src/samebits/csrc/kernels/*) CMakeLists.txt pyproject.toml
+
+.PHONY: demo test lint types unit env build clean
+
+## demo: install what is missing, run the default job, print where the report is
+demo: env
+	rm -rf runs/demo
+	$(BIN)/samebits run --run-dir runs/demo
+
+## test: lint, types and every test
+test: env lint types unit
+
+lint: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: env
+	$(BIN)/mypy
+
+unit: env
+	$(BIN)/python -m pytest
+
+env: $(READY) $(BUILT)
+
+$(READY): requirements/cpu.txt requirements/cpu-no-deps.txt
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 is needed, this is " + sys.version) if sys.version_info[:2] != (3, 11) else None'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/cpu.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements/cpu-no-deps.txt
+	touch $@
+
+## build: compile the C++ kernels again and install the package in place
+build $(BUILT): $(READY) $(NATIVE)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	touch $(BUILT)
+
+clean:
+	rm -rf $(VENV) build runs
