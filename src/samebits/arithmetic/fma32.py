@@ -36,9 +36,19 @@ def dot(left: torch.Tensor, right: torch.Tensor, acc: torch.Tensor | None = None
     a, b = left.float(), right.float()
     if acc is None:
         acc = torch.zeros(a.shape[0], b.shape[0])
-    exact_products = left.dtype == right.dtype == torch.bfloat16
+    exact_products = left.dtype == right.dtype == torch.bfloat16 and _products_are_exact(a, b)
     for k in range(a.shape[1]):
         x, y = a[:, k, None], b[None, :, k]
-        # the product of two bf16 values is exact in fp32, so one addition is the whole fma
+        # such a product is exact in fp32, so one addition is the whole fma
         acc = acc + x * y if exact_products else fma(x, y, acc)
     return acc
+
+
+def _products_are_exact(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Do products of these bf16 values (8 + 8 bits) neither underflow nor overflow in fp32?"""
+    sizes = [t.abs().double() for t in (a, b)]
+    finite = [s[(s > 0) & s.isfinite()] for s in sizes]
+    if any(s.numel() == 0 for s in finite):
+        return True
+    (low_a, high_a), (low_b, high_b) = ((s.min(), s.max()) for s in finite)
+    return bool(low_a * low_b >= 2.0**-133) and bool(high_a * high_b < 2.0**127)

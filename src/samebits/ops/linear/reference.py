@@ -1,0 +1,42 @@
+"""The definition of the linear map and its gradients, by bits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from samebits.arithmetic import dot
+
+
+def forward(x: Tensor, weight: Tensor, bias: Tensor | None, segments: int, dtype: torch.dtype) -> Tensor:
+    """x [M, K], weight [N, K], bias [N], all bf16 -> [M, N] of `dtype` (bf16 or fp32)."""
+    width = x.shape[1] // segments
+    level = [dot(x[:, at : at + width], weight[:, at : at + width]) for at in range(0, x.shape[1], width)]
+    while len(level) > 1:
+        level = [level[i] + level[i + 1] for i in range(0, len(level), 2)]
+    total = level[0] if bias is None else level[0] + bias.float()
+    return _finish(total, dtype)
+
+
+def dgrad(dy: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """dy [M, N], weight [N, K], both bf16 -> dx [M, K] of `dtype`: one chain over n ascending."""
+    return _finish(dot(dy, weight.t()), dtype)
+
+
+def wgrad(dy: Tensor, x: Tensor, buffer: Tensor) -> None:
+    """Continues the chains of `buffer` [N, K] fp32 over the rows of dy [M, N] and x [M, K], both bf16."""
+    buffer.copy_(_finish(dot(dy.t(), x.t(), buffer), torch.float32))
+
+
+def bias_grad(dy: Tensor, buffer: Tensor) -> None:
+    """Continues the sums of `buffer` [N] fp32 over the rows of dy [M, N] bf16, ascending."""
+    total = buffer
+    for row in dy:
+        total = total + row.float()
+    buffer.copy_(_finish(total, torch.float32))
+
+
+def _finish(total: Tensor, dtype: torch.dtype) -> Tensor:
+    """One rounding; every NaN becomes the canonical one (0x7fc00000, 0x7fc0)."""
+    canonical = torch.tensor(float("nan"), dtype=dtype)
+    return torch.where(torch.isnan(total), canonical, total.to(dtype))
