@@ -1,0 +1,14 @@
+"""Every boundary of a dense decoder, in the order in which a token meets them."""
+
+from __future__ import annotations
+
+from samebits.ops.attention.contract import ATTENTION
+from samebits.ops.embedding.contract import EMBEDDING
+from samebits.ops.linear.contract import LINEAR
+from samebits.ops.logprob.contract import LOGPROB
+from samebits.ops.rms_norm.contract import RMS_NORM
+from samebits.ops.rotary.contract import ROTARY
+from samebits.ops.sample.contract import SAMPLE
+from samebits.ops.swiglu.contract import SWIGLU
+
+BOUNDARIES = (EMBEDDING, RMS_NORM, LINEAR, ROTARY, ATTENTION, SWIGLU, LOGPROB, SAMPLE)
