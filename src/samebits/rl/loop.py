@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from samebits.evidence.record import Recorder
 from samebits.evidence.sidecar import StepSample
 from samebits.rl.advantage import group_advantages
 from samebits.rl.checks import check_contracts, check_result, check_rollouts
 from samebits.rl.config import RunConfig
 from samebits.rl.protocols import RolloutSide, TrainerSide
 from samebits.rl.publication import check_publication, version_of
-from samebits.rl.record import Recorder
 from samebits.timeline.events import SCHEMA as TIMELINE_SCHEMA
 from samebits.timeline.events import Evaluated, RunStarted, Timed, Trained
 from samebits.timeline.types import (

@@ -1,0 +1,1 @@
+"""Shipped helpers for tests: cases, sabotage, example records."""

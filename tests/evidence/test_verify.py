@@ -1,0 +1,283 @@
+"""Verifying a run: a good one passes from its records alone, and every tampering is named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from samebits.evidence.store import RunDirectory
+from samebits.evidence.verdict import Verdict
+from samebits.evidence.verify import verify
+from samebits.testing.runs import write_run
+
+STEP = "steps/step_00002.safetensors"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    write_run(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def reseal(run: Path) -> None:
+    """Signs the directory anew, as someone would who tampers and knows the format."""
+    manifest = json.loads((run / "manifest.json").read_bytes())
+    (run / "seal.json").unlink()
+    RunDirectory(run).seal({key: value for key, value in manifest.items() if key != "files"})
+
+
+def edit_json(path: Path, change: Callable[[dict], object]) -> None:
+    record = json.loads(path.read_bytes())
+    change(record)
+    path.write_text(json.dumps(record))
+
+
+def edit_lines(run: Path, change: Callable[[list[dict]], object]) -> None:
+    path = run / "timeline.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    change(lines)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def flip(path: Path, byte: int, bit: int = 0) -> None:
+    content = bytearray(path.read_bytes())
+    content[byte] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def tensor_at(path: Path, name: str) -> int:
+    """The offset in the file of a tensor's first byte."""
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    return 8 + length + json.loads(content[8 : 8 + length])[name]["data_offsets"][0]
+
+
+def find(lines: list[dict], kind: str, at: int = -1) -> dict:
+    return [line for line in lines if line["kind"] == kind][at]
+
+
+def test_a_good_run_is_same(run: Path) -> None:
+    found = verify(run)
+    assert (found.verdict, found.problems) == (Verdict.SAME, ())
+    assert found.totals["compared_tokens"] == 36
+    assert found.totals["mismatch_count"] == 0
+    assert found.totals["max_abs_diff"] == 0.0
+
+
+@pytest.mark.parametrize("case", ["R/R", "P/P", "R/P", "P/R"])
+def test_a_run_with_mismatches_is_different(tmp_path: Path, case: str) -> None:
+    summary = write_run(tmp_path / "run", case=case, flips={(1, 0), (2, 3), (2, 5)})
+    found = verify(tmp_path / "run")
+    assert (found.verdict, found.problems) == (Verdict.DIFFERENT, ())
+    assert found.totals == summary
+    assert summary["mismatch_count"] == 3
+    assert summary["steps_with_mismatch"] == 2
+    assert 0 < summary["mean_abs_diff"] < summary["max_abs_diff"] < 1e-5
+    assert summary["worst"] is not None
+
+
+def test_report_and_logs_may_change_after_the_seal(run: Path) -> None:
+    (run / "report.html").write_text("anything")
+    (run / "logs" / "engine.log").write_text("anything")
+    assert verify(run).verdict is Verdict.SAME
+
+
+def test_an_unsealed_run_cannot_tell_but_shows_what_it_holds(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", seal=False)
+    found = verify(tmp_path / "run")
+    assert found.verdict is Verdict.CANNOT_TELL
+    assert "not sealed" in found.problems[0]
+    assert found.totals["compared_tokens"] == 36
+
+
+@pytest.mark.parametrize("what", ["nothing", "empty", "file"])
+def test_a_directory_without_a_run(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "run"
+    if what == "empty":
+        path.mkdir()
+    if what == "file":
+        path.write_text("")
+    found = verify(path)
+    assert found.verdict is Verdict.CANNOT_TELL
+    assert ("holds no run" if what == "empty" else "not a directory") in found.problems[0]
+
+
+# Tampering that leaves the seal alone: caught by digests.
+UNSIGNED = {
+    "bit of the sidecar": (lambda run: flip(run / STEP, -1), f"{STEP} was changed"),
+    "bit of the timeline": (lambda run: flip(run / "timeline.jsonl", 30), "timeline.jsonl was changed"),
+    "summary edited": (
+        lambda run: edit_json(run / "summary.json", lambda s: s.update(mismatch_count=0, steps=200)),
+        "summary.json was changed",
+    ),
+    "line deleted": (lambda run: edit_lines(run, lambda lines: lines.pop(5)), "timeline.jsonl was changed"),
+    "manifest edited": (
+        lambda run: edit_json(run / "manifest.json", lambda m: m["config"].update(case="P/P")),
+        "manifest.json is not the one that was sealed",
+    ),
+    "seal removed": (lambda run: (run / "seal.json").unlink(), "not sealed"),
+    "seal of another schema": (
+        lambda run: edit_json(run / "seal.json", lambda s: s.update(schema="samebits.seal/2")),
+        "seal.json: schema",
+    ),
+    "seal is no JSON": (lambda run: (run / "seal.json").write_text("{"), "seal.json is not valid JSON"),
+    "seal is a list": (lambda run: (run / "seal.json").write_text("[]"), "not a JSON object"),
+    "sidecar removed": (lambda run: (run / STEP).unlink(), f"{STEP} is missing"),
+    "route removed": (lambda run: next((run / "routes").iterdir()).unlink(), "is missing"),
+    "file added": (lambda run: (run / "steps/extra").write_text("x"), "steps/extra is not listed"),
+    "sidecar truncated": (lambda run: os.truncate(run / STEP, 100), f"{STEP} was changed"),
+    "sidecar is a link": (
+        lambda run: ((run / STEP).rename(run / "logs/x"), (run / STEP).symlink_to("../logs/x")),
+        "is a symbolic link",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNSIGNED)
+def test_tampering_is_caught_by_the_seal(run: Path, name: str) -> None:
+    tamper, message = UNSIGNED[name]
+    tamper(run)
+    found = verify(run)
+    assert found.verdict is Verdict.CANNOT_TELL
+    assert message in found.problems[0]
+
+
+def move(lines: list[dict]) -> None:
+    sampled = [at for at, line in enumerate(lines) if line["kind"] == "sampled"]
+    lines[sampled[0]], lines[sampled[1]] = lines[sampled[1]], lines[sampled[0]]
+
+
+# Tampering by someone who signs anew: caught because the records must agree with each other.
+SIGNED = {
+    "trainer value flipped": (
+        lambda run: flip(run / STEP, tensor_at(run / STEP, "trainer_logp")),
+        "is not the file that the timeline recorded",
+    ),
+    "line deleted": (lambda run: edit_lines(run, lambda lines: lines.pop(5)), "seq is 6, want 5"),
+    "lines swapped": (lambda run: edit_lines(run, move), "a line is missing or out of place"),
+    "version swapped": (
+        lambda run: edit_lines(run, lambda lines: find(lines, "sampled").update(version=0)),
+        "carries version 0",
+    ),
+    "counts claimed": (
+        lambda run: edit_lines(run, lambda lines: find(lines, "compared").update(mismatch_count=1)),
+        "mismatch_count is 0, the timeline claims 1",
+    ),
+    "worst claimed": (
+        lambda run: edit_lines(run, lambda lines: find(lines, "compared").update(worst="2/0/0@0")),
+        "worst token is None",
+    ),
+    "reward edited": (
+        lambda run: edit_lines(run, lambda lines: find(lines, "sampled").update(reward=1.0)),
+        "reward or advantage",
+    ),
+    "prompt renamed": (
+        lambda run: edit_lines(run, lambda lines: find(lines, "sampled").update(prompt=9)),
+        "its samples are not those of the timeline",
+    ),
+    "sidecar renamed": (
+        lambda run: edit_lines(run, lambda lines: find(lines, "compared").update(sidecar="../x")),
+        "its sidecar is named '../x'",
+    ),
+    "summary edited": (
+        lambda run: edit_json(run / "summary.json", lambda s: s.update(tokens_per_second=1e6)),
+        "summary.json: tokens_per_second is 1000000.0",
+    ),
+    "summary extended": (
+        lambda run: edit_json(run / "summary.json", lambda s: s.update(extra=1)),
+        "summary.json: extra is 1",
+    ),
+    "case relabelled": (
+        lambda run: edit_json(run / "manifest.json", lambda m: m["config"].update(case="P/P")),
+        "the timeline ran case",
+    ),
+    "contract relabelled": (
+        lambda run: edit_json(run / "manifest.json", lambda m: m["contract"]["content"].update(segments=2)),
+        "does not have the contract's digest",
+    ),
+    "steps relabelled": (
+        lambda run: edit_json(run / "manifest.json", lambda m: m["config"].update(num_rollout=3)),
+        "config.num_rollout is 3",
+    ),
+    "route missing": (
+        lambda run: next((run / "routes").glob("*rollout*")).unlink(),
+        "0 route records of the rollout side, want 1",
+    ),
+    "route by another code": (
+        lambda run: edit_json(
+            next((run / "routes").glob("*trainer*")),
+            lambda r: r["modules"]["ffn.first"].update(route="P"),
+        ),
+        "ffn.first went route P",
+    ),
+    "route of another contract": (
+        lambda run: edit_json(next((run / "routes").glob("*trainer*")), lambda r: r.update(contract="x")),
+        "served contract x",
+    ),
+    "route never called": (
+        lambda run: edit_json(
+            next((run / "routes").glob("*trainer*")), lambda r: r["modules"]["ffn.first"].update(calls=0)
+        ),
+        "no call of any module of ffn",
+    ),
+    "kernels never called": (
+        lambda run: edit_json(next((run / "routes").glob("*rollout*")), lambda r: r.update(counters={})),
+        "no kernel counted a call",
+    ),
+    "route of the other case": (
+        lambda run: edit_json(next((run / "routes").glob("*rollout*")), lambda r: r["case"].update(logp="P")),
+        "declared is",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SIGNED)
+def test_tampering_is_caught_even_when_signed_anew(run: Path, name: str) -> None:
+    tamper, message = SIGNED[name]
+    tamper(run)
+    reseal(run)
+    found = verify(run)
+    assert found.verdict is Verdict.CANNOT_TELL
+    assert message in found.problems[0]
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../run2/x", "steps/../../x", "", "a//b", "./summary.json"])
+def test_a_manifest_cannot_point_outside(run: Path, path: str) -> None:
+    entry = {"path": path, "bytes": 1, "sha256": "0"}
+    edit_json(run / "manifest.json", lambda m: m["files"].insert(0, entry))
+    digest = hashlib.sha256((run / "manifest.json").read_bytes()).hexdigest()
+    edit_json(run / "seal.json", lambda s: s.update(manifest_sha256=digest))
+    assert "leaves the run directory or is not plain" in verify(run).problems[0]
+
+
+def test_every_single_bit_of_a_log_probability_counts(run: Path) -> None:
+    """Flipping any of the 32 bits of one trainer value, recorded and signed anew, turns the verdict around."""
+    offset = tensor_at(run / STEP, "trainer_logp")
+    for bit in range(0, 32, 5):
+        flip(run / STEP, offset + bit // 8, bit % 8)
+        digest = hashlib.sha256((run / STEP).read_bytes()).hexdigest()
+        edit_lines(run, lambda lines, digest=digest: find(lines, "compared").update(sidecar_sha256=digest))
+        reseal(run)
+        assert "mismatch_count is 1, the timeline claims 0" in verify(run).problems[0]
+        flip(run / STEP, offset + bit // 8, bit % 8)
+
+
+def test_verifying_needs_the_standard_library_only() -> None:
+    code = (
+        "import sys, samebits.evidence.verify; "
+        "heavy = {'torch', 'numpy', 'safetensors', 'pydantic', 'rich', 'typer'} & set(sys.modules); "
+        "sys.exit(', '.join(heavy) or None)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_directory_with_a_run_is_refused(run: Path) -> None:
+    with pytest.raises(FileExistsError, match="already holds a run"):
+        RunDirectory.create(run)
