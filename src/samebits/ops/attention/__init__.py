@@ -1,0 +1,104 @@
+"""Causal attention: packed (training, prefill), paged (chunked prefill, decode) and for a subset of the rows."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from samebits.backends import pick
+from samebits.ops.attention import checks, reference
+from samebits.ops.attention.contract import ATTENTION as ATTENTION
+from samebits.ops.attention.contract import ATTENTION_BACKWARD as ATTENTION_BACKWARD
+
+BACKENDS = {"reference": reference}
+DEFAULT = "reference"
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    scale: float,
+    q_positions: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    backend: str = DEFAULT,
+) -> torch.Tensor:
+    """Packed causal attention with gradients: q [T, Hq, D], k, v [Tk, Hkv, D] bf16 -> [T, Hq, D] bf16.
+
+    Sequence b holds the keys cu_seqlens[b] to cu_seqlens[b+1] (int32 [B+1], from 0). Its query rows are the same
+    rows of q; or, with cu_seqlens_q (int32 [B+1]) and q_positions (int32 [T]), the rows cu_seqlens_q[b] to
+    cu_seqlens_q[b+1], at non-descending positions of that sequence. Then the gradients of k and v are the part
+    that comes from these rows. Rows outside every sequence give +0. Views with any token and head stride are
+    read in place. Raises ValueError on other dtypes, shapes, lengths or positions.
+    """
+    checks.packed(q, k, v, cu_seqlens, q_positions, cu_seqlens_q)
+    impl = pick("attention", BACKENDS, backend)
+    rows = cu_seqlens if cu_seqlens_q is None else cu_seqlens_q
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return _Attention.apply(q, k, v, rows, cu_seqlens, q_positions, scale, impl)
+    return impl.forward(q, k, v, rows, cu_seqlens, q_positions, scale, False)[0]
+
+
+def paged_attention(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    scale: float,
+    backend: str = DEFAULT,
+) -> torch.Tensor:
+    """Attention of q [T, Hq, D] bf16 over a paged cache -> [T, Hq, D] bf16: prefill, extension and decode in one.
+
+    kv_cache [blocks, Hkv, block_size, 2 D] bf16 (K then V; any strides but the last) already holds the new tokens.
+    Request b has seq_lens[b] tokens in the pages block_table[b] (entries past its end are never read); its query
+    rows query_start_loc[b] to query_start_loc[b+1] are its last tokens. Index tensors int32. Rows outside every
+    request give +0. No gradients. Raises ValueError on other dtypes, shapes, lengths or page numbers.
+    """
+    checks.paged(q, kv_cache, block_table, seq_lens, query_start_loc)
+    impl = pick("attention", BACKENDS, backend)
+    return impl.paged(q, kv_cache, block_table, seq_lens, query_start_loc, scale)
+
+
+def write_kv(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kv_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    backend: str = DEFAULT,
+) -> None:
+    """Copy key, value [T, Hkv, D] bf16 into kv_cache at slot_mapping (int64; slot = page * block_size + offset).
+
+    Slots below 0 are skipped; rows past the end of slot_mapping are padding. Raises ValueError as the others do.
+    """
+    checks.write(key, value, kv_cache, slot_mapping)
+    pick("attention", BACKENDS, backend).write_kv(key, value, kv_cache, slot_mapping)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: torch.autograd.function.FunctionCtx,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        q_positions: torch.Tensor | None,
+        scale: float,
+        impl: ModuleType,
+    ) -> torch.Tensor:
+        out, m, l = impl.forward(q, k, v, cu_seqlens_q, cu_seqlens, q_positions, scale, True)  # noqa: E741
+        ctx.save_for_backward(q, k, v, out, m, l, cu_seqlens_q, cu_seqlens, q_positions)
+        ctx.scale, ctx.impl = scale, impl
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout: torch.Tensor):  # type: ignore[no-untyped-def, override]
+        dout = dout if dout.stride(-1) == 1 else dout.contiguous()
+        dq, dk, dv = ctx.impl.backward(dout, *ctx.saved_tensors, ctx.scale)
+        return dq, dk, dv, None, None, None, None, None

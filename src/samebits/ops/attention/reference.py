@@ -1,0 +1,223 @@
+"""The definition of attention by bits: online softmax over tiles, tiles inside chunks, chunks merged in order.
+
+The recurrence is that of M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018; the
+orders are the contract's. Inside this file heads come first: q [H, n, D], k and v [H, L, D], state [H, n].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from samebits.arithmetic import exp2, fma, fold_halves, lane_dot
+from samebits.ops.attention import checks
+from samebits.ops.attention.contract import CHUNK, LANES, TILE
+from samebits.ops.attention.scale import exponent_scale
+
+NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class State:
+    """Softmax over the keys seen so far: the largest exponent, the sum and the weighted values."""
+
+    m: torch.Tensor  # [H, n]
+    l: torch.Tensor  # [H, n]  # noqa: E741
+    acc: torch.Tensor  # [H, n, D]
+
+    def rows(self, which: torch.Tensor) -> State:
+        return State(self.m[:, which], self.l[:, which], self.acc[:, which])
+
+    def replaced(self, which: torch.Tensor, rows: State) -> State:
+        m, l, acc = self.m.clone(), self.l.clone(), self.acc.clone()  # noqa: E741
+        m[:, which], l[:, which], acc[:, which] = rows.m, rows.l, rows.acc
+        return State(m, l, acc)
+
+
+def empty_state(q: torch.Tensor) -> State:
+    return State(torch.full(q.shape[:2], -torch.inf), torch.zeros(q.shape[:2]), torch.zeros(q.shape))
+
+
+def chain(
+    a: torch.Tensor, b: torch.Tensor, acc: torch.Tensor, valid: torch.Tensor | None = None
+) -> torch.Tensor:
+    """acc [.., M, N] = fma(a_mk, b_kn, acc) for k ascending; a, b hold bf16 values; where valid [M, K] is false, + 0."""
+    exact = _exact_products(a, b)
+    for k in range(a.shape[-1]):
+        x, y = a[..., k, None], b[..., k, None, :]
+        # one addition is the whole fma when the product of two bf16 values is exact in fp32
+        step = acc + x * y if exact else fma(x, y, acc)
+        acc = step if valid is None else torch.where(valid[:, k, None], step, acc + 0.0)
+    return acc
+
+
+def _exact_products(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """No product overflows or falls under the normal range of fp32, so 8 + 8 bits always fit."""
+    x, y = a.abs().double(), b.abs().double()
+    if x.numel() == 0 or y.numel() == 0:
+        return True
+    least = torch.where(x == 0, 1.0, x).amin() * torch.where(y == 0, 1.0, y).amin()
+    return bool(least >= 2.0**-126) and bool(x.amax() * y.amax() < 2.0**127)
+
+
+def to_bf16(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(torch.isnan(x), torch.tensor(NAN, dtype=torch.bfloat16), x.bfloat16())
+
+
+def add_tile(state: State, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, valid: torch.Tensor, c: float) -> State:
+    """One tile of keys k, v [H, TILE, D], of which row i attends to those with valid [n, TILE]."""
+    s = chain(q, k.transpose(-1, -2), torch.zeros(*q.shape[:2], TILE))
+    t = s * c
+    largest = torch.where(valid & ~torch.isnan(t), t, -torch.inf).amax(-1)
+    m = torch.maximum(state.m, largest)
+    a = exp2(state.m - m)
+    p = torch.where(valid, exp2(t - m[..., None]), 0.0)
+    l = fma(state.l, a, fold_halves(p))  # noqa: E741
+    acc = chain(p.bfloat16().float(), v, state.acc * a[..., None], valid)
+    return State(m, l, acc)
+
+
+def merge(state: State, later: State) -> State:
+    """The state over an earlier run of chunks and over the chunk that follows it."""
+    m = torch.maximum(state.m, later.m)
+    a, b = exp2(state.m - m), exp2(later.m - m)
+    l = fma(state.l, a, later.l * b)  # noqa: E741
+    acc = fma(state.acc, a[..., None], later.acc * b[..., None])
+    return State(m, l, acc)
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor, c: float) -> State:
+    """Query rows q [H, n, D] at `positions` [n] over the keys of their sequence; fp32 tensors of bf16 values."""
+    total = empty_state(q)
+    for chunk in range(0, k.shape[1], CHUNK):
+        reached = positions >= chunk
+        state = empty_state(q)
+        for tile in range(chunk, min(chunk + CHUNK, k.shape[1]), TILE):
+            live = positions >= tile
+            valid = tile + torch.arange(TILE) <= positions[live, None]
+            keys, values = (_padded(x[:, tile : tile + TILE]) for x in (k, v))
+            state = state.replaced(live, add_tile(state.rows(live), q[:, live], keys, values, valid, c))
+        if chunk > 0:
+            state = merge(total.rows(reached), state.rows(reached))
+            total = total.replaced(reached, state)
+        else:
+            total = state
+    return total
+
+
+def _padded(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.pad(x, (0, 0, 0, TILE - x.shape[1]))
+
+
+def _heads_first(x: torch.Tensor, repeat: int = 1) -> torch.Tensor:
+    return x.float().transpose(0, 1).repeat_interleave(repeat, dim=0)
+
+
+def _sequences(
+    cu_seqlens_q: torch.Tensor, cu_seqlens: torch.Tensor, q_positions: torch.Tensor | None
+) -> Iterator[tuple[slice, slice, torch.Tensor]]:
+    """Query rows, keys and positions of each sequence that has query rows."""
+    q_ends, ends = cu_seqlens_q.tolist(), cu_seqlens.tolist()
+    for b in range(len(ends) - 1):
+        rows, keys = slice(q_ends[b], q_ends[b + 1]), slice(ends[b], ends[b + 1])
+        if rows.start < rows.stop:
+            yield rows, keys, torch.arange(keys.stop - keys.start) if q_positions is None else q_positions[rows]
+
+
+def forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    q_positions: torch.Tensor | None,
+    scale: float,
+    statistics: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """(out [T, Hq, D] bf16, m, l [T, Hq] fp32); rows outside every sequence are +0. m, l are what backward needs."""
+    checks.packed_values(q.shape[0], k.shape[0], cu_seqlens_q, cu_seqlens, q_positions)
+    out, m, l = torch.zeros(q.shape, dtype=q.dtype), torch.zeros(q.shape[:2]), torch.zeros(q.shape[:2])  # noqa: E741
+    group = q.shape[1] // k.shape[1]
+    for rows, keys, positions in _sequences(cu_seqlens_q, cu_seqlens, q_positions):
+        kh, vh = _heads_first(k[keys], group), _heads_first(v[keys], group)
+        state = attend(_heads_first(q[rows]), kh, vh, positions, exponent_scale(scale))
+        out[rows] = to_bf16(state.acc / state.l[..., None]).transpose(0, 1)
+        m[rows], l[rows] = state.m.T, state.l.T
+    return out, m, l
+
+
+def paged(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """The packed function over keys and values gathered page by page."""
+    size, dim = kv_cache.shape[2], q.shape[2]
+    checks.paged_values(q.shape[0], kv_cache.shape[0], size, block_table, seq_lens, query_start_loc)
+    gathered, positions, lengths = [kv_cache[:0, :, 0]], [], seq_lens.tolist()
+    starts = query_start_loc.tolist()
+    for b, length in enumerate(lengths):
+        j = torch.arange(length)
+        gathered.append(kv_cache[block_table[b, j // size].long(), :, j % size])
+        positions.append(torch.arange(length - (starts[b + 1] - starts[b]), length))
+    pairs = torch.cat(gathered)
+    ends = torch.tensor([0, *lengths]).cumsum(0)
+    return forward(q, pairs[..., :dim], pairs[..., dim:], query_start_loc, ends, torch.cat(positions), scale, False)[0]
+
+
+def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    """Row by row into the slot's page."""
+    size = kv_cache.shape[2]
+    checks.slots(slot_mapping, kv_cache.shape[0] * size)
+    for row, slot in enumerate(slot_mapping.tolist()):
+        if slot >= 0:
+            kv_cache[slot // size, :, slot % size] = torch.cat([key[row], value[row]], dim=-1)
+
+
+def backward(
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    m: torch.Tensor,
+    l: torch.Tensor,  # noqa: E741
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    q_positions: torch.Tensor | None,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(dq, dk, dv) bf16; dk and dv are the part that comes from the given query rows."""
+    dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype) for x in (q, k, v))
+    kv_heads, factor = k.shape[1], torch.tensor(scale, dtype=torch.float32)
+    group = q.shape[1] // kv_heads
+    delta = lane_dot(dout.float(), out.float(), LANES)
+    inverse = 1.0 / l
+    for rows, keys, positions in _sequences(cu_seqlens_q, cu_seqlens, q_positions):
+        # row r of a kv head is query row r // group and head r % group of its group
+        def grouped(x: torch.Tensor, rows: slice = rows) -> torch.Tensor:
+            x = x[rows].float()
+            x = x.reshape(x.shape[0], kv_heads, group, -1)
+            return x.transpose(0, 1).reshape(kv_heads, -1, x.shape[-1])
+
+        queries, douts = grouped(q), grouped(dout)
+        kh, vh = _heads_first(k[keys]), _heads_first(v[keys])
+        valid = torch.arange(kh.shape[1]) <= positions.repeat_interleave(group)[:, None]
+        scores = torch.zeros(kv_heads, queries.shape[1], kh.shape[1])
+        t = chain(queries, kh.transpose(-1, -2), scores) * exponent_scale(scale)
+        p = exp2(t - grouped(m)) * grouped(inverse)
+        ds = p * (chain(douts, vh.transpose(-1, -2), scores) - grouped(delta))
+        p, ds = (torch.where(valid, x.bfloat16().float(), 0.0) for x in (p, ds))
+        dqh = chain(ds, kh, torch.zeros(queries.shape), valid) + 0.0
+        dkh = chain(ds.transpose(-1, -2), queries, torch.zeros(kh.shape), valid.T) + 0.0
+        dvh = chain(p.transpose(-1, -2), douts, torch.zeros(vh.shape), valid.T) + 0.0
+        n = rows.stop - rows.start
+        dq[rows] = to_bf16(dqh * factor).view(kv_heads, n, group, -1).transpose(0, 1).reshape(n, q.shape[1], -1)
+        dk[keys] = to_bf16(dkh * factor).transpose(0, 1)
+        dv[keys] = to_bf16(dvh).transpose(0, 1)
+    return dq, dk, dv
