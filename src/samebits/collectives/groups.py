@@ -18,6 +18,4 @@ def group_rank(group: dist.ProcessGroup | None) -> int:
 def require_power_of_two(ranks: int, what: str) -> None:
     """A balanced tree over neighbouring ranks exists only for 1, 2, 4, ... ranks."""
     if ranks < 1 or ranks & (ranks - 1):
-        raise ValueError(
-            f"{what}: a tree over {ranks} ranks is not balanced; use a power of two (1, 2, 4, 8, ...)"
-        )
+        raise ValueError(f"{what}: a tree over {ranks} ranks is not balanced; use a power of two (1, 2, 4, 8, ...)")

@@ -24,9 +24,7 @@ class ScoringModel(GPTModel):
     The embedding is a copy on every route; it is Megatron's own code only where all groups are.
     """
 
-    def __init__(
-        self, shape: ModelShape, case: TrainerCase, temperature: float, *, config: Any, spec: Any
-    ) -> None:
+    def __init__(self, shape: ModelShape, case: TrainerCase, temperature: float, *, config: Any, spec: Any) -> None:
         super().__init__(
             config=config,
             transformer_layer_spec=spec,

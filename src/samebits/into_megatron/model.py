@@ -160,9 +160,7 @@ def _refusals(config: dict[str, Any], architecture: str) -> list[tuple[str, str]
     return [(boundary, reason) for boundary, refused, reason in checks if refused]
 
 
-def transformer_config(
-    shape: ModelShape, *, tp: int, cp: int, sequence_parallel: bool, strict_ffn: bool
-) -> Any:
+def transformer_config(shape: ModelShape, *, tp: int, cp: int, sequence_parallel: bool, strict_ffn: bool) -> Any:
     """Megatron's TransformerConfig for `shape`: bf16 parameters, no dropout, no fusion, gradients summed per token."""
     import torch
     from megatron.core.transformer.transformer_config import TransformerConfig

@@ -81,9 +81,7 @@ def _attention(shape: ModelShape, route: Route, max_tp: int) -> ModuleSpec:
 def _mlp(route: Route, max_tp: int) -> ModuleSpec:
     if route == "P":
         native = LocalSpecProvider()
-        submodules = MLPSubmodules(
-            linear_fc1=native.column_parallel_linear(), linear_fc2=native.row_parallel_linear()
-        )
+        submodules = MLPSubmodules(linear_fc1=native.column_parallel_linear(), linear_fc2=native.row_parallel_linear())
     else:
         submodules = MLPSubmodules(
             linear_fc1=StrictColumnParallelLinear,

@@ -162,9 +162,7 @@ class TrainerRank:
                 batches.append(layout.padded_batch(members, places, multiple=multiple))
             else:
                 batches.append(
-                    layout.packed_batch(
-                        members, places, rank=self.cp_group.rank(), ranks=config.cp, multiple=multiple
-                    )
+                    layout.packed_batch(members, places, rank=self.cp_group.rank(), ranks=config.cp, multiple=multiple)
                 )
         return batches
 
@@ -198,9 +196,7 @@ class TrainerRank:
         seconds: dict[str, float],
     ) -> StepResult:
         tokens = reported.shape[0]
-        mean = {
-            name: ordered_sum(reported[:, column]) / max(tokens, 1) for column, name in enumerate(_REPORTED)
-        }
+        mean = {name: ordered_sum(reported[:, column]) / max(tokens, 1) for column, name in enumerate(_REPORTED)}
         return StepResult(
             step=step,
             logp_bits=_bits_by_sample(samples, reported[:, 0]),

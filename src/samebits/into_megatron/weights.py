@@ -190,7 +190,7 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
     for file in _weight_files(Path(path)):
         try:
             with safe_open(file, framework="pt") as opened:
-                for name in opened.keys():
+                for name in sorted(opened.keys()):
                     if name in tensors:
                         raise ValueError(f"{file}: {name} is in an earlier file too")
                     tensors[name] = opened.get_tensor(name)

@@ -40,9 +40,7 @@ class Rank:
         return dist.group.WORLD
 
 
-def run_ranks(
-    file: str, function: str, world: int, directory: Path, *arguments: str
-) -> list[dict[str, torch.Tensor]]:
+def run_ranks(file: str, function: str, world: int, directory: Path, *arguments: str) -> list[dict[str, torch.Tensor]]:
     """Call `function(Rank, *arguments)` of `file` in `world` processes; what each returned, in rank order.
 
     `directory` must be empty of earlier runs of this function. Raises RuntimeError with the output of the

@@ -1,0 +1,103 @@
+"""What the trainer will not serve is refused before anything loads, and the message names the boundary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samebits.into_megatron.config import TrainerCase, TrainerConfig
+from samebits.into_megatron.model import read_shape
+from samebits.testing.tiny_models import write_tiny_model
+
+UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
+    "experts": ({"num_experts": 8}, "ffn: mixture of experts"),
+    "activation": ({"hidden_act": "gelu"}, "ffn: hidden_act 'gelu' is not silu"),
+    "mlp-bias": ({"mlp_bias": True}, "ffn: mlp_bias"),
+    "attention-bias": ({"attention_bias": True}, "attention: attention_bias"),
+    "window": ({"use_sliding_window": True}, "attention: sliding-window"),
+    "window-layers": ({"layer_types": ["full_attention", "sliding_attention"]}, "attention: sliding-window"),
+    "dropout": ({"attention_dropout": 0.1}, "attention: attention dropout"),
+    "yarn": ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rotary: rope scaling of type 'yarn'"),
+    "llama3": ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e6}}, "rotary: rope scaling"),
+    "partial": ({"partial_rotary_factor": 0.5}, "rotary: partial rotary"),
+    "quantised": ({"quantization_config": {"bits": 4}}, "linear: quantised weights"),
+    "architecture": ({"architectures": ["MixtralForCausalLM"]}, "architecture .* is not served; served: Qwen3"),
+    "no-rope": ({"rope_theta": None}, "rotary: rope_theta is missing"),
+    "gqa": ({"num_key_value_heads": 3}, "attention: 4 query heads do not divide by 3"),
+    "size": ({"hidden_size": "wide"}, "hidden_size must be a positive integer, got 'wide'"),
+}
+
+
+@pytest.mark.parametrize("feature", UNSUPPORTED)
+def test_unsupported_features_name_their_boundary(tmp_path: Path, feature: str) -> None:
+    changes, message = UNSUPPORTED[feature]
+    path = write_tiny_model(tmp_path)
+    config = path / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))
+    with pytest.raises(ValueError, match=message):
+        read_shape(path)
+
+
+def test_a_directory_without_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no config\.json here"):
+        read_shape(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json: not valid JSON"):
+        read_shape(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match="expected a JSON object, got list"):
+        read_shape(tmp_path)
+
+
+def test_rope_base_is_read_from_either_place(tmp_path: Path) -> None:
+    old = write_tiny_model(tmp_path / "old", rope_theta=5e5)
+    new = write_tiny_model(
+        tmp_path / "new", rope_theta=None, rope_parameters={"rope_type": "default", "rope_theta": 5e5}
+    )
+    assert read_shape(old).rope_base == read_shape(new).rope_base == 5e5
+
+
+@pytest.mark.parametrize(
+    ("tp", "max_tp", "message"),
+    [
+        (8, 8, r"attention: query heads \(4\) does not divide by 8"),
+        (4, 4, r"attention: key/value heads \(2\) does not divide by 4"),
+        (1, 64, r"linear: K of the down projection \(96\) does not divide by 64"),
+    ],
+)
+def test_shapes_that_do_not_divide_are_refused(tmp_path: Path, tp: int, max_tp: int, message: str) -> None:
+    shape = read_shape(write_tiny_model(tmp_path))
+    with pytest.raises(ValueError, match=message):
+        shape.check_parallel(tp, max_tp)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tp": 3}, "tp must be a power of two"),
+        ({"tp": 2}, "tp = 2 is larger than max_tp = 1; raise max_tp to 2"),
+        ({"tp": 2, "max_tp": 2}, "rendezvous: more than one rank"),
+        ({"cp": 2, "rendezvous": "x", "case": TrainerCase(attention="P")}, "attention: .* no context parallelism"),
+        (
+            {"tp": 2, "max_tp": 2, "rendezvous": "x", "sequence_parallel": True, "case": TrainerCase(ffn="P")},
+            "norms: .* refuses sequence parallelism",
+        ),
+        ({"sequence_parallel": True}, "it needs tp > 1"),
+        ({"temperature": 0.0}, "temperature must be positive"),
+        ({"temperature": float("inf")}, "temperature must be positive and finite"),
+        ({"lr": -1.0}, "lr must not be negative"),
+        ({"lr": float("nan")}, "lr must not be negative"),
+        ({"max_tokens_per_gpu": 0}, "max_tokens_per_gpu must be at least 1"),
+    ],
+)
+def test_contradictory_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainerConfig(model="m", **settings)
+
+
+def test_a_case_is_r_or_p() -> None:
+    with pytest.raises(ValueError, match="case of ffn must be 'R' or 'P', got 'Q'"):
+        TrainerCase(ffn="Q")  # type: ignore[arg-type]
