@@ -15,6 +15,12 @@ const char* isa_name(Isa isa);
 
 
 namespace samebits {
+#if defined(SAMEBITS_ONLY_ISA)
+namespace SAMEBITS_ONLY_ISA {
+#include "kernels.inc"
+}
+#define SB_CALL(f, ...) ::samebits::SAMEBITS_ONLY_ISA::f(__VA_ARGS__)
+#else
 namespace scalar {
 #include "kernels.inc"
 }
@@ -25,11 +31,12 @@ namespace avx2 {
 namespace avx512 {
 #include "kernels.inc"
 }
-#define SB_CALL(f, ...)                                                       \
+#define SB_CALL(f, ...)                                                                     \
   (::samebits::active_isa() == ::samebits::Isa::avx512 ? ::samebits::avx512::f(__VA_ARGS__) \
    : ::samebits::active_isa() == ::samebits::Isa::avx2 ? ::samebits::avx2::f(__VA_ARGS__)   \
                                                        : ::samebits::scalar::f(__VA_ARGS__))
 #else
 #define SB_CALL(f, ...) ::samebits::scalar::f(__VA_ARGS__)
+#endif
 #endif
 }  // namespace samebits
