@@ -7,6 +7,7 @@
 
 namespace samebits {
 
+void bind_linear(nb::module_&);
 void bind_rms_norm(nb::module_&);
 void bind_elementwise(nb::module_&);
 
@@ -26,6 +27,7 @@ NB_MODULE(_cpu, m) {
   m.def("primitive", [](int which, Address x, Address y, int64_t n) {
     SB_CALL(primitive, which, at<float>(x), at<float>(y), n);
   }, Release());
+  bind_linear(m);
   bind_rms_norm(m);
   bind_elementwise(m);
 }

@@ -11,17 +11,15 @@ from torch.autograd.function import once_differentiable
 
 from samebits.backends import pick
 from samebits.ops.gradients import deliver_weight_gradient, weight_gradient_buffer
-from samebits.ops.linear import reference
+from samebits.ops.linear import cpu, reference
 from samebits.ops.linear.contract import LINEAR as LINEAR
 from samebits.ops.linear.contract import LINEAR_GRADIENT as LINEAR_GRADIENT
 
-BACKENDS = {"reference": reference}
-DEFAULT = "reference"
+BACKENDS = {"cpu": cpu, "reference": reference}
+DEFAULT = "cpu"
 
 
-def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, segments: int = 1, backend: str = DEFAULT
-) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, segments: int = 1, backend: str = DEFAULT) -> Tensor:
     """x [..., K], weight [N, K], bias [N], all bf16 -> [..., N] bf16, rounded once.
 
     K is cut into `segments` equal parts, a power of two that divides K; anything else raises ValueError, as
@@ -69,9 +67,7 @@ def wgrad(dy: Tensor, x: Tensor, buffer: Tensor, backend: str = DEFAULT) -> None
     pick("linear", BACKENDS, backend).wgrad(rows, inputs, buffer)
 
 
-def _apply(
-    x: Tensor, weight: Tensor, bias: Tensor | None, segments: int, dtype: torch.dtype, backend: str
-) -> Tensor:
+def _apply(x: Tensor, weight: Tensor, bias: Tensor | None, segments: int, dtype: torch.dtype, backend: str) -> Tensor:
     impl = BACKENDS.get(backend) or pick("linear", BACKENDS, backend)
     _check(x, weight, bias, segments)
     rows = _rows(x)
@@ -109,9 +105,7 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, segments: int) -> Non
             f"linear: bias must be contiguous bfloat16 {list(wanted)}, got {bias.dtype} {list(bias.shape)}"
         )
     if segments != 1 and (segments < 1 or segments & (segments - 1) or x.shape[-1] % segments):
-        raise ValueError(
-            f"linear: segments must be a power of two that divides K = {x.shape[-1]}, got {segments}"
-        )
+        raise ValueError(f"linear: segments must be a power of two that divides K = {x.shape[-1]}, got {segments}")
 
 
 def _check_pair(what: str, left: int, right: int, shape: torch.Size, weight: Tensor) -> None:

@@ -5,8 +5,7 @@ LINEAR = Boundary(
     version=1,
     dependency="y[m, n] depends on row m of x, row n of weight and bias[n], over all K",
     partition="K cut into S equal segments of consecutive k; S is a power of two that divides K",
-    merge="fma32 inside a segment, k ascending from +0; "
-    "segments add in fp32 by a balanced binary tree over neighbours",
+    merge="fma32 inside a segment, k ascending from +0; segments add in fp32 by a balanced binary tree over neighbours",
     precision="bf16 x, weight and bias, converted exactly; fp32 sums; bf16 y, or the fp32 sum itself",
     rounding="one rounding of the sum (with bias) to bf16, none for the fp32 forms; NaN is the canonical NaN",
     primitives="fma(x[m, k], weight[n, k], acc); + for segments, then + for bias",

@@ -1,0 +1,56 @@
+"""The C++ kernels, called by address."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from samebits import _cpu
+
+
+def forward(x: Tensor, weight: Tensor, bias: Tensor | None, segments: int, dtype: torch.dtype) -> Tensor:
+    rows, width = x.shape
+    columns = weight.shape[0]
+    y = torch.empty(rows, columns, dtype=dtype)
+    _cpu.linear_forward(
+        x.data_ptr(),
+        x.stride(0),
+        weight.data_ptr(),
+        weight.stride(0),
+        0 if bias is None else bias.data_ptr(),
+        y.data_ptr(),
+        dtype is torch.float32,
+        rows,
+        columns,
+        width,
+        segments,
+    )
+    return y
+
+
+def dgrad(dy: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    rows, columns = dy.shape
+    width = weight.shape[1]
+    dx = torch.empty(rows, width, dtype=dtype)
+    _cpu.linear_dgrad(
+        dy.data_ptr(),
+        dy.stride(0),
+        weight.data_ptr(),
+        weight.stride(0),
+        dx.data_ptr(),
+        dtype is torch.float32,
+        rows,
+        columns,
+        width,
+    )
+    return dx
+
+
+def wgrad(dy: Tensor, x: Tensor, buffer: Tensor) -> None:
+    _cpu.linear_wgrad(
+        dy.data_ptr(), dy.stride(0), x.data_ptr(), x.stride(0), buffer.data_ptr(), dy.shape[0], *buffer.shape
+    )
+
+
+def bias_grad(dy: Tensor, buffer: Tensor) -> None:
+    _cpu.linear_bias_grad(dy.data_ptr(), dy.stride(0), buffer.data_ptr(), *dy.shape)
