@@ -77,14 +77,14 @@ class Problem:
         return tuple(int(number) for number in re.findall(r"\d+", self.text))
 
     @property
-    def direct(self) -> str:
-        """The response that answers at once."""
-        return f"\\boxed{{{self.answer}}}"
+    def estimate(self) -> str:
+        """The response that answers at once, to the nearest ten: right for about one problem in nine."""
+        return _boxed((self.answer + 5) // 10 * 10)
 
     @property
     def worked(self) -> str:
         """The response that writes each calculation before it answers."""
-        return " ".join(f"{step}." for step in self.steps) + " " + self.direct
+        return " ".join(f"{step}." for step in self.steps) + " " + _boxed(self.answer)
 
     def record(self) -> dict[str, object]:
         """The problem in the JSON shape of dapo-math-17k."""
@@ -139,6 +139,10 @@ def write_jsonl(path: Path, problems: list[Problem]) -> None:
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
+def _boxed(value: int) -> str:
+    return f"\\boxed{{{value}}}"
+
+
 def _draw_numbers(plan: str, rng: random.Random) -> dict[str, int]:
     factors = {letter for step in plan.split() if step[1] == "x" for letter in (step[0], step[2])}
     letters = sorted(set(plan) & set("abcd"))
@@ -161,11 +165,17 @@ def _solve(plan: str, numbers: dict[str, int]) -> tuple[tuple[str, ...], int] | 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write the arithmetic prompts and the held-out evaluation problems.")
-    parser.add_argument("--out", type=Path, default=SHIPPED, help="directory for prompts.jsonl and eval.jsonl")
+    parser = argparse.ArgumentParser(
+        description="Write the arithmetic prompts and the held-out evaluation problems."
+    )
+    parser.add_argument(
+        "--out", type=Path, default=SHIPPED, help="directory for prompts.jsonl and eval.jsonl"
+    )
     parser.add_argument("--prompts", type=int, default=6000, help="number of training prompts")
     parser.add_argument("--evaluation", type=int, default=500, help="number of held-out problems")
-    parser.add_argument("--seed", type=int, default=20260, help="seed; the held-out problems use it, the prompts the next")
+    parser.add_argument(
+        "--seed", type=int, default=20260, help="seed; the held-out problems use it, the prompts the next"
+    )
     arguments = parser.parse_args()
     held_out = evaluation_problems(arguments.seed, arguments.evaluation)
     prompts = distinct(supply(arguments.seed + 1, operand_set(held_out)), arguments.prompts)

@@ -39,7 +39,9 @@ def train(seed: int, problems: int) -> Tokenizer:
     )
     tokenizer.train_from_iterator(_corpus(seed, problems), trainer)
     if tokenizer.get_vocab_size() != VOCABULARY:
-        raise ValueError(f"the corpus gives {tokenizer.get_vocab_size()} entries, wanted {VOCABULARY}: use more problems")
+        raise ValueError(
+            f"the corpus gives {tokenizer.get_vocab_size()} entries, wanted {VOCABULARY}: use more problems"
+        )
     return tokenizer
 
 
@@ -71,7 +73,9 @@ def _corpus(seed: int, problems: int) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train the arithmetic model's tokenizer.")
-    parser.add_argument("--out", type=Path, default=SHIPPED / "model", help="directory for the tokenizer's files")
+    parser.add_argument(
+        "--out", type=Path, default=SHIPPED / "model", help="directory for the tokenizer's files"
+    )
     parser.add_argument("--problems", type=int, default=20000, help="problems in the corpus")
     parser.add_argument("--max-length", type=int, default=1024, help="the model's longest sequence")
     parser.add_argument("--seed", type=int, default=3, help="seed of the corpus")

@@ -1,8 +1,8 @@
 """Supervised training of the arithmetic model: the start of reinforcement learning.
 
-The demonstrations mix two strategies. A share answers at once, which a model of this size mostly gets wrong; the
-others write each calculation first, which it mostly gets right. The model learns to do both, in that proportion,
-so its sampled accuracy starts near the middle and reinforcement learning has a better strategy to find.
+The demonstrations mix two strategies. A share answers at once with an estimate, which is mostly wrong; the others
+write each calculation first, which comes out mostly right. The model learns to do both, in that proportion, so its
+sampled accuracy starts near the middle and reinforcement learning has a better strategy to find.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Settings:
     steps: int
     batch: int
     learning_rate: float
-    direct_share: float
+    estimate_share: float
     problems: int
     evaluation_seed: int
     evaluation_problems: int
@@ -69,20 +69,22 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """Shares of responses on the held-out problems: right ones, and those that answer at once."""
+    """Shares of responses on the held-out problems: right ones, and those that estimate."""
 
     sampled: float
     greedy: float
-    direct_share: float
-    direct: float
+    estimate_share: float
+    estimate: float
     worked: float
 
 
-def encode(problems: list[Problem], direct: list[bool], tokenizer: Tokenizer) -> tuple[torch.Tensor, torch.Tensor]:
+def encode(
+    problems: list[Problem], estimated: list[bool], tokenizer: Tokenizer
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Padded token ids and their loss labels, int64 [problems, longest]; only responses carry labels."""
     pad, end = tokenizer.token_to_id(PAD), tokenizer.token_to_id(END)
     prompts = tokenizer.encode_batch([prompt_text(problem.text) for problem in problems])
-    chosen = [p.direct if at_once else p.worked for p, at_once in zip(problems, direct, strict=True)]
+    chosen = [p.estimate if guess else p.worked for p, guess in zip(problems, estimated, strict=True)]
     responses = tokenizer.encode_batch(chosen)
     pairs = [(p.ids, [*r.ids, end]) for p, r in zip(prompts, responses, strict=True)]
     longest = max(len(prompt) + len(response) for prompt, response in pairs)
@@ -111,7 +113,9 @@ def rate(step: int, settings: Settings) -> float:
     warm = max(1, settings.steps // 20)
     if step < warm:
         return settings.learning_rate * (step + 1) / warm
-    return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, settings.steps - warm)))
+    return (
+        settings.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, settings.steps - warm)))
+    )
 
 
 def train(model: Qwen3ForCausalLM, tokenizer: Tokenizer, settings: Settings, device: torch.device) -> None:
@@ -119,8 +123,8 @@ def train(model: Qwen3ForCausalLM, tokenizer: Tokenizer, settings: Settings, dev
     held_out = operand_set(evaluation_problems(settings.evaluation_seed, settings.evaluation_problems))
     problems = list(islice(supply(settings.seed, held_out), settings.problems))
     rng = random.Random(settings.seed)
-    direct = [rng.random() < settings.direct_share for _ in problems]
-    ids, labels = (tensor.to(device) for tensor in encode(problems, direct, tokenizer))
+    estimated = [rng.random() < settings.estimate_share for _ in problems]
+    ids, labels = (tensor.to(device) for tensor in encode(problems, estimated, tokenizer))
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
     for step, rows in enumerate(batches(len(problems), settings.batch, settings.steps, settings.seed)):
         for group in optimizer.param_groups:
@@ -128,7 +132,9 @@ def train(model: Qwen3ForCausalLM, tokenizer: Tokenizer, settings: Settings, dev
         rows = rows.to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             logits = model(ids[rows, :-1], use_cache=False).logits
-        loss = functional.cross_entropy(logits.flatten(0, 1).float(), labels[rows, 1:].flatten(), ignore_index=IGNORED)
+        loss = functional.cross_entropy(
+            logits.flatten(0, 1).float(), labels[rows, 1:].flatten(), ignore_index=IGNORED
+        )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -138,7 +144,9 @@ def train(model: Qwen3ForCausalLM, tokenizer: Tokenizer, settings: Settings, dev
 
 
 @torch.no_grad()
-def respond(model: Qwen3ForCausalLM, tokenizer: Tokenizer, problems: list[Problem], sampled: bool) -> list[str]:
+def respond(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, problems: list[Problem], sampled: bool
+) -> list[str]:
     """One response per problem, at temperature 1 or greedy."""
     pad, end = tokenizer.token_to_id(PAD), tokenizer.token_to_id(END)
     prompts = [encoding.ids for encoding in tokenizer.encode_batch([prompt_text(p.text) for p in problems])]
@@ -164,7 +172,9 @@ def is_right(problem: Problem, response: str) -> bool:
 def evaluate(model: Qwen3ForCausalLM, tokenizer: Tokenizer, settings: Settings, repeats: int = 4) -> Accuracy:
     """Accuracies on the held-out problems, sampled ones over `repeats` responses each."""
     problems = evaluation_problems(settings.evaluation_seed, settings.evaluation_problems)
-    greedy = [is_right(p, r) for p, r in zip(problems, respond(model, tokenizer, problems, False), strict=True)]
+    greedy = [
+        is_right(p, r) for p, r in zip(problems, respond(model, tokenizer, problems, False), strict=True)
+    ]
     torch.manual_seed(settings.seed)
     right: dict[bool, list[bool]] = {True: [], False: []}
     for _ in range(repeats):
@@ -173,8 +183,8 @@ def evaluate(model: Qwen3ForCausalLM, tokenizer: Tokenizer, settings: Settings, 
     return Accuracy(
         sampled=_mean(right[True] + right[False]),
         greedy=_mean(greedy),
-        direct_share=len(right[True]) / (repeats * len(problems)),
-        direct=_mean(right[True]),
+        estimate_share=len(right[True]) / (repeats * len(problems)),
+        estimate=_mean(right[True]),
         worked=_mean(right[False]),
     )
 
@@ -183,13 +193,24 @@ def _mean(values: list[bool]) -> float:
     return round(sum(values) / max(1, len(values)), 4)
 
 
-def write(model: Qwen3ForCausalLM, tokenizer: Tokenizer, settings: Settings, accuracy: Accuracy, out: Path) -> None:
+def write(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, settings: Settings, accuracy: Accuracy, out: Path
+) -> None:
     """Writes the Hugging Face directory and `recipe.json`."""
     model.save_pretrained(out)
     end = tokenizer.token_to_id(END)
-    generation = {"eos_token_id": end, "pad_token_id": tokenizer.token_to_id(PAD), "do_sample": True, "temperature": 1.0}
+    generation = {
+        "eos_token_id": end,
+        "pad_token_id": tokenizer.token_to_id(PAD),
+        "do_sample": True,
+        "temperature": 1.0,
+    }
     ids = {"eos_token_id": end, "pad_token_id": tokenizer.token_to_id(PAD)}
-    recipe = {"recipe": "recipes/arithmetic/train.py", "settings": asdict(settings), "accuracy": asdict(accuracy)}
+    recipe = {
+        "recipe": "recipes/arithmetic/train.py",
+        "settings": asdict(settings),
+        "accuracy": asdict(accuracy),
+    }
     files = {"config.json": MODEL | ids, "generation_config.json": generation, "recipe.json": recipe}
     for name, content in files.items():
         (out / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -197,22 +218,28 @@ def write(model: Qwen3ForCausalLM, tokenizer: Tokenizer, settings: Settings, acc
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=SHIPPED / "model", help="directory to write")
-    parser.add_argument("--steps", type=int, default=6000, help="training steps")
+    parser.add_argument("--steps", type=int, default=1600, help="training steps")
     parser.add_argument("--batch", type=int, default=512, help="demonstrations per step")
-    parser.add_argument("--learning-rate", type=float, default=2e-3, help="peak of the schedule")
-    parser.add_argument("--direct-share", type=float, default=0.6, help="share of demonstrations that answer at once")
-    parser.add_argument("--problems", type=int, default=300000, help="distinct demonstrations")
+    parser.add_argument("--learning-rate", type=float, default=4e-3, help="peak of the schedule")
+    parser.add_argument(
+        "--estimate-share", type=float, default=0.57, help="share of demonstrations that estimate"
+    )
+    parser.add_argument("--problems", type=int, default=150000, help="distinct demonstrations")
     parser.add_argument("--seed", type=int, default=1, help="seed of weights, demonstrations and their order")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda"
+    )
     arguments = parser.parse_args()
     settings = Settings(
         seed=arguments.seed,
         steps=arguments.steps,
         batch=arguments.batch,
         learning_rate=arguments.learning_rate,
-        direct_share=arguments.direct_share,
+        estimate_share=arguments.estimate_share,
         problems=arguments.problems,
         evaluation_seed=20260,
         evaluation_problems=500,

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 
@@ -37,6 +37,13 @@ VARIABLES: dict[str, Variable] = {
             default=0,
             meaning="0 quiet, 1 backend per op, 2 shapes and time, 3 launch, 4 code path, 5 digests per call",
         ),
+        Variable(
+            name="SAMEBITS_VLLM_PLAN",
+            parse=str,
+            default="",
+            meaning="route plan (JSON) of the vLLM plugin; set by the rollout engine for the processes it starts",
+            changes_bits=True,
+        ),
     )
 }
 
@@ -56,3 +63,8 @@ def read(name: str) -> object:
         return variable.parse(text)
     except ValueError as error:
         raise ValueError(f"environment variable {name}={text!r} is not valid: {error}") from error
+
+
+def export(values: Mapping[str, str]) -> None:
+    """Set variables for libraries that are configured by them, in this process and in those that it starts."""
+    os.environ.update(values)

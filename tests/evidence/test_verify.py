@@ -208,7 +208,7 @@ SIGNED = {
     ),
     "route missing": (
         lambda run: next((run / "routes").glob("*rollout*")).unlink(),
-        "0 route records of the rollout side, want 1",
+        "no route record of rollout-0-0",
     ),
     "route by another code": (
         lambda run: edit_json(
@@ -231,9 +231,13 @@ SIGNED = {
         lambda run: edit_json(next((run / "routes").glob("*rollout*")), lambda r: r.update(counters={})),
         "no kernel counted a call",
     ),
-    "route of the other case": (
-        lambda run: edit_json(next((run / "routes").glob("*rollout*")), lambda r: r["case"].update(logp="P")),
-        "declared is",
+    "route of a stranger": (
+        lambda run: edit_json(next((run / "routes").glob("*rollout*")), lambda r: r.update(engine=1)),
+        "no such process in this run",
+    ),
+    "route without a name": (
+        lambda run: edit_json(next((run / "routes").glob("*rollout*")), lambda r: r.update(rank=True)),
+        "names no process",
     ),
 }
 

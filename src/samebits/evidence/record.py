@@ -7,6 +7,7 @@ from typing import Any
 
 from samebits.evidence.compare import Comparison, compare
 from samebits.evidence.encode import encode_step
+from samebits.evidence.routes import process_name
 from samebits.evidence.sidecar import StepSample, sidecar_name
 from samebits.evidence.store import ROUTES, SUMMARY, TIMELINE, RunDirectory
 from samebits.evidence.summary import summarise
@@ -94,8 +95,8 @@ class Recorder:
         self.add(RunFinished(steps=steps))
         self._ledger.sync()
         self.close()
-        for number, record in enumerate(routes):
-            self.run.write_json(f"{ROUTES}/{_file_name(record, number)}.json", record)
+        for record in routes:
+            self.run.write_json(f"{ROUTES}/{process_name(record)}.json", record)
         summary = summarise(self.events)
         self.run.write_json(SUMMARY, summary)
         self.run.seal(manifest)
@@ -103,9 +104,3 @@ class Recorder:
 
     def close(self) -> None:
         self._ledger.close()
-
-
-def _file_name(record: Mapping[str, Any], number: int) -> str:
-    process = str(record.get("process", "process"))
-    safe = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in process)
-    return f"{number:02d}-{safe}"

@@ -1,6 +1,6 @@
 """What the route records must show before a zero means something: who ran, by which route, and that it ran.
 
-A record: {"process", "role": "trainer" | "rollout", "rank", "case": {group: "R" | "P"}, "contract",
+A record: {"role": "trainer" | "rollout", "engine" (rollout only), "rank", "contract",
 "modules": {name: {"group", "route", "calls", ...}}, "counters": {kernel: calls}, ...}.
 """
 
@@ -12,40 +12,55 @@ from typing import Any
 POSITION = {"trainer": 0, "rollout": 1}
 
 
+def process_name(record: Mapping[str, Any]) -> str:
+    """trainer-0, or rollout-0-1 for worker 1 of engine 0. Raises ValueError when the record does not say."""
+    role, engine, rank = record.get("role"), record.get("engine"), record.get("rank")
+    if role not in POSITION or type(rank) is not int or (role == "rollout" and type(engine) is not int):
+        raise ValueError(f"a route record names no process: role {role!r}, engine {engine!r}, rank {rank!r}")
+    return f"trainer-{rank}" if role == "trainer" else f"rollout-{engine}-{rank}"
+
+
+def routes_of(cases: Mapping[str, str], role: str) -> dict[str, str]:
+    """R or P of each module group on one side of the cases."""
+    return {group: case.split("/")[POSITION[role]] for group, case in cases.items()}
+
+
+def is_strict(record: Mapping[str, Any]) -> bool:
+    """Whether this process serves any module by the samebits route."""
+    return any(module.get("route") == "R" for module in record["modules"].values())
+
+
 def check_routes(
     records: Iterable[Mapping[str, Any]],
     cases: Mapping[str, str],
     contract: str,
-    expected: Mapping[str, int],
+    ranks: int,
+    engines: int,
+    workers: int,
 ) -> list[str]:
     """The first fault of the route records against the declared case, or an empty list.
 
-    `expected` gives the number of processes per role.
+    Wanted are one record of each of `ranks` trainer ranks and of each of `workers` workers of `engines` engines.
     """
-    found: dict[str, set[str]] = {role: set() for role in POSITION}
+    wanted = [f"trainer-{rank}" for rank in range(ranks)]
+    wanted += [f"rollout-{engine}-{rank}" for engine in range(engines) for rank in range(workers)]
+    seen: set[str] = set()
     for record in records:
-        process, role = str(record.get("process", "?")), record.get("role")
-        if role not in POSITION:
-            return [f"route record of {process}: role is {role!r}, want one of {', '.join(POSITION)}"]
-        if process in found[role]:
-            return [f"two route records of {process}"]
-        found[role].add(process)
-        routes = {group: case.split("/")[POSITION[role]] for group, case in cases.items()}
-        problem = _check_record(record, routes, contract)
+        try:
+            name = process_name(record)
+        except ValueError as error:
+            return [str(error)]
+        if name in seen or name not in wanted:
+            return [f"route record of {name}: there is another one, or no such process in this run"]
+        seen.add(name)
+        problem = _check_record(record, routes_of(cases, record["role"]), contract)
         if problem:
-            return [f"route record of {process}: {problem}"]
-    for role, count in expected.items():
-        if len(found[role]) != count:
-            return [f"{len(found[role])} route records of the {role} side, want {count}"]
-    return []
+            return [f"route record of {name}: {problem}"]
+    missing = [name for name in wanted if name not in seen]
+    return [f"no route record of {missing[0]}"] if missing else []
 
 
 def _check_record(record: Mapping[str, Any], routes: Mapping[str, str], contract: str) -> str | None:
-    if record.get("case") != dict(routes):
-        return f"ran case {record.get('case')}, declared is {dict(routes)}"
-    strict = "R" in routes.values()
-    if strict and record.get("contract") != contract:
-        return f"served contract {str(record.get('contract'))[:12]}, the run's is {contract[:12]}"
     modules = record.get("modules")
     if not isinstance(modules, Mapping) or not all(isinstance(m, Mapping) for m in modules.values()):
         return "no modules"
@@ -56,12 +71,16 @@ def _check_record(record: Mapping[str, Any], routes: Mapping[str, str], contract
             continue
         if module.get("route") != routes[group]:
             return f"{name} went route {module.get('route')}, declared for {group} is {routes[group]}"
-        if isinstance(calls, int) and calls > 0:
+        if type(calls) is int and calls > 0:
             called.add(group)
     silent = sorted(set(routes) - called)
     if silent:
         return f"no call of any module of {', '.join(silent)}"
+    if "R" not in routes.values():
+        return None
+    if record.get("contract") != contract:
+        return f"served contract {str(record.get('contract'))[:12]}, the run's is {contract[:12]}"
     counters = record.get("counters")
-    if strict and not (isinstance(counters, Mapping) and any(counters.values())):
+    if not isinstance(counters, Mapping) or not any(type(c) is int and c > 0 for c in counters.values()):
         return "no kernel counted a call, so nothing shows that the samebits route ran"
     return None

@@ -227,8 +227,9 @@ def _check_route_files(run: Path, manifest: Mapping[str, Any], events: tuple[Eve
     workers = manifest["config"].get("rollout_tp")
     if type(workers) is not int:
         raise _Fault(f"{MANIFEST}: config.rollout_tp is {workers!r}")
-    expected = {"trainer": started.trainer_ranks, "rollout": started.rollout_engines * workers}
-    problems = check_routes(records, started.case, started.contract, expected)
+    problems = check_routes(
+        records, started.case, started.contract, started.trainer_ranks, started.rollout_engines, workers
+    )
     if problems:
         raise _Fault(problems[0])
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from samebits.evidence.routes import is_strict, process_name, routes_of
 from samebits.rl.protocols import RunFailed
 from samebits.timeline.types import GenerateRequest, Rollout, StepResult, TrainSample, WeightVersion
 
@@ -55,19 +56,17 @@ def check_result(step: int, samples: Sequence[TrainSample], result: StepResult) 
             raise RunFailed(f"step {step}: the trainer's {name} is {value}; try a smaller lr")
 
 
-def check_contracts(records: Iterable[Mapping[str, Any]], contract: str, boundaries: Mapping[str, str]) -> None:
-    """Every process runs under this run contract, and every boundary it serves has this contract's digest."""
+def check_contracts(records: Iterable[Mapping[str, Any]], cases: Mapping[str, str], contract: str) -> None:
+    """Every process goes the declared routes, and serves this run contract where one of them is R."""
     for record in records:
-        process = record.get("process", "?")
-        if record.get("contract", contract) != contract:
+        name = process_name(record)
+        routes = routes_of(cases, record["role"])
+        for module, served in record["modules"].items():
+            wanted = routes.get(served["group"], served["route"])
+            if served["route"] != wanted:
+                raise RunFailed(f"{name}: {module} goes route {served['route']}, declared is {wanted}")
+        if is_strict(record) and record["contract"] != contract:
             raise RunFailed(
-                f"{process} works under run contract {str(record['contract'])[:12]}, this run is under "
+                f"{name} serves run contract {str(record['contract'])[:12]}, this run is under "
                 f"{contract[:12]}: both sides must run the same samebits version"
             )
-        for module, route in record.get("modules", {}).items():
-            for name, digest in route.get("boundaries", {}).items():
-                if boundaries.get(name) != digest:
-                    raise RunFailed(
-                        f"{process}: boundary {name!r} of {module} is {str(digest)[:12]}, the run contract "
-                        f"says {str(boundaries.get(name))[:12]}"
-                    )

@@ -33,6 +33,7 @@ class RunConfig(BaseModel):
     num_rollout: int = Field(10, ge=1, description="steps: each one rollout and one training step")
     samples_per_prompt: int = Field(8, ge=1, description="responses per prompt, one advantage group")
     global_batch_size: int = Field(64, ge=1, description="responses per step, over all prompts")
+    max_prompt_length: int = Field(512, ge=1, description="tokens per prompt at most")
     max_response_length: int = Field(64, ge=1, description="tokens per response at most")
     max_tokens_per_gpu: int = Field(2048, ge=1, description="tokens of one training micro-batch, per rank")
     kl_coef: float = Field(0.001, ge=0, description="weight of the KL term in the loss")

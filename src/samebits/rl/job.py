@@ -79,7 +79,6 @@ def run_job(config: RunConfig, parts: Parts, watch: Watcher = lambda event: None
             rollout=rollout,
             trainer=trainer,
             contract=contract.digest(),
-            boundaries={boundary.name: boundary.digest() for boundary in contract.boundaries},
             weights=scratch,
         )
         run_loop(job, record)

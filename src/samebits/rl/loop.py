@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +44,7 @@ class PromptSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the loop works with. `contract` is the run contract's digest, `boundaries` each boundary's."""
+    """What the loop works with. `contract` is the run contract's digest."""
 
     config: RunConfig
     prompts: PromptSource
@@ -55,7 +55,6 @@ class Job:
     rollout: RolloutSide
     trainer: TrainerSide
     contract: str
-    boundaries: Mapping[str, str]
     weights: Path
 
 
@@ -210,7 +209,7 @@ def publish(job: Job, record: Recorder, counter: int) -> WeightVersion:
     version = version_of(counter, digests)
     held = job.rollout.publish(str(path), version)
     check_publication(path, digests, held)
-    check_contracts([*job.trainer.proof(), *job.rollout.proof()], job.contract, job.boundaries)
+    check_contracts([*job.trainer.proof(), *job.rollout.proof()], job.config.cases, job.contract)
     shutil.rmtree(path)
     record.published(version, job.contract, len(digests), len(held), time.monotonic() - began)
     return version

@@ -9,6 +9,7 @@ from typing import Any
 
 from samebits.contract import run_contract
 from samebits.evidence.record import Recorder
+from samebits.evidence.routes import POSITION
 from samebits.evidence.sidecar import StepSample
 from samebits.evidence.store import MANIFEST_SCHEMA, RunDirectory
 from samebits.timeline.events import SCHEMA, Evaluated, RunStarted, Timed, Trained
@@ -53,7 +54,7 @@ def write_run(
     if not seal:
         record.close()
         return {}
-    routes = [_route("trainer-0", "trainer", case, 0), _route("rollout-0-0", "rollout", case, 1)]
+    routes = [_route("trainer", case), _route("rollout", case)]
     return record.seal(steps, routes, _manifest(case, steps))
 
 
@@ -118,13 +119,12 @@ def _evaluated(record: Recorder, step: int) -> None:
     record.add(Evaluated(step=step, version=step, samples=4, accuracy=accuracy, mean_response_length=3.0, seconds=0.5))
 
 
-def _route(process: str, role: str, case: str, position: int) -> dict[str, Any]:
-    route = case.split("/")[position]
+def _route(role: str, case: str) -> dict[str, Any]:
+    route = case.split("/")[POSITION[role]]
     return {
-        "process": process,
         "role": role,
+        "engine": 0,
         "rank": 0,
-        "case": dict.fromkeys(MODULES, route),
         "contract": CONTRACT.digest() if route == "R" else "",
         "modules": {f"{group}.first": {"group": group, "route": route, "calls": 4} for group in MODULES},
         "counters": {"linear": 12} if route == "R" else {},

@@ -1,0 +1,131 @@
+"""`samebits`: the door. Each command's work lies in the file of its name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+app = typer.Typer(
+    name="samebits",
+    help="The same log-probability bits in the engine that generates tokens and the one that trains on them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+contract_app = typer.Typer(help="What is promised.", no_args_is_help=True)
+app.add_typer(contract_app, name="contract")
+
+# typer reads these annotations at run time, where `X | None` of a string annotation also works from 3.10 on.
+Text = Optional[str]  # noqa: UP045
+Whole = Optional[int]  # noqa: UP045
+Real = Optional[float]  # noqa: UP045
+
+
+@app.command()
+def run(
+    context: typer.Context,
+    config: Annotated[Optional[Path], typer.Option(help="TOML file; flags override it.")] = None,  # noqa: UP045
+    print_config: Annotated[Text, typer.Option(help="Print the resolved settings: toml or json.")] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    case: Annotated[Text, typer.Option(help="trainer/rollout: R/R, P/P, R/P or P/R.")] = None,
+    attention_case: Annotated[Text, typer.Option(help="Case of attention alone.")] = None,
+    ffn_case: Annotated[Text, typer.Option(help="Case of the feed-forward part alone.")] = None,
+    logp_case: Annotated[Text, typer.Option(help="Case of LM head and log-probability alone.")] = None,
+    run_dir: Annotated[Text, typer.Option(help="Where the records go.")] = None,
+    model: Annotated[Text, typer.Option(help="Hugging Face directory, or preset:NAME.")] = None,
+    reference_checkpoint: Annotated[Text, typer.Option(help="Model of the KL term.")] = None,
+    prompt_data: Annotated[Text, typer.Option(help="JSONL problems, or preset:NAME.")] = None,
+    eval_data: Annotated[Text, typer.Option(help="Held-out JSONL problems; empty: none.")] = None,
+    num_rollout: Annotated[Whole, typer.Option(help="Steps: a rollout and a training step.")] = None,
+    samples_per_prompt: Annotated[Whole, typer.Option(help="Responses per prompt.")] = None,
+    global_batch_size: Annotated[Whole, typer.Option(help="Responses per step.")] = None,
+    max_prompt_length: Annotated[Whole, typer.Option(help="Tokens per prompt at most.")] = None,
+    max_response_length: Annotated[Whole, typer.Option(help="Tokens per response at most.")] = None,
+    max_tokens_per_gpu: Annotated[Whole, typer.Option(help="Tokens per training micro-batch.")] = None,
+    kl_coef: Annotated[Real, typer.Option(help="Weight of the KL term.")] = None,
+    lr: Annotated[Real, typer.Option(help="Learning rate.")] = None,
+    clip_ratio: Annotated[Real, typer.Option(help="PPO clip.")] = None,
+    clip_grad: Annotated[Real, typer.Option(help="Largest gradient norm.")] = None,
+    temperature: Annotated[Real, typer.Option(help="Sampling temperature.")] = None,
+    seed: Annotated[Whole, typer.Option(help="Order of the problems.")] = None,
+    rollout_seed: Annotated[Whole, typer.Option(help="Random draws of the rollout.")] = None,
+    eval_interval: Annotated[Whole, typer.Option(help="Steps between evaluations; 0: none.")] = None,
+    eval_prompts: Annotated[Whole, typer.Option(help="Problems per evaluation.")] = None,
+    train_tp: Annotated[Whole, typer.Option(help="Trainer's tensor parallelism.")] = None,
+    train_cp: Annotated[Whole, typer.Option(help="Trainer's context parallelism.")] = None,
+    rollout_engines: Annotated[Whole, typer.Option(help="vLLM engines.")] = None,
+    rollout_tp: Annotated[Whole, typer.Option(help="Tensor parallelism of an engine.")] = None,
+    max_tp: Annotated[Whole, typer.Option(help="K segments of row-parallel layers.")] = None,
+    threads: Annotated[Whole, typer.Option(help="CPU threads per process; 0: a fair share.")] = None,
+    start_timeout: Annotated[Real, typer.Option(help="Seconds to start.")] = None,
+    step_timeout: Annotated[Real, typer.Option(help="Seconds per call.")] = None,
+) -> None:
+    """Train with reinforcement learning and compare every log-probability, bit by bit.
+
+    Exit codes: 0 all bits the same, 1 some differ, 2 cannot tell (bad input, a failure), 130 interrupted.
+    """
+    from samebits.cli.run import run_command
+
+    own = {"context", "config", "print_config", "debug"}
+    flags = {name: value for name, value in context.params.items() if name not in own and value is not None}
+    raise typer.Exit(run_command(flags, config, print_config, debug))
+
+
+@app.command()
+def verify(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Recompute a run's verdict from its records alone. Exit codes: 0 same, 1 different, 2 cannot tell."""
+    from samebits.evidence import verify as records
+
+    found = records.verify(run)
+    typer.echo(records.to_json(found) if as_json else records.describe(found))
+    raise typer.Exit(found.verdict.exit_code)
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="A run directory.")]) -> None:
+    """Render report.html of a run again, sealed or not."""
+    from samebits.report import write_report
+
+    try:
+        typer.echo(str(write_report(run)))
+    except (OSError, ValueError) as error:
+        raise typer.Exit(_complain(error)) from error
+
+
+@app.command()
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
+    """What is installed here and what it promises. Exit code 2 when a part is missing."""
+    from samebits.cli.doctor import doctor_command
+
+    raise typer.Exit(doctor_command(as_json))
+
+
+@contract_app.command("show")
+def contract_show(
+    boundary: Annotated[Text, typer.Argument(help="One boundary in full; all as a table if left out.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Print the boundaries: what each one's bits depend on."""
+    from samebits.cli.contract import show_command
+
+    raise typer.Exit(show_command(boundary, as_json))
+
+
+def _complain(error: Exception) -> int:
+    typer.echo(f"error: {error}", err=True)
+    return 2
+
+
+def main() -> None:
+    """The console script."""
+    app(prog_name="samebits")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

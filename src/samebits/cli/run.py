@@ -1,0 +1,93 @@
+"""`samebits run`: one job from flags to a verdict, or to one paragraph that says why not."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import typer
+
+from samebits.cli.progress import Watch
+from samebits.cli.wiring import parts
+from samebits.evidence.verdict import Verdict
+from samebits.evidence.verify import Verification, verify
+from samebits.report import write_report
+from samebits.rl.config import RunConfig, load_config, to_toml
+from samebits.rl.job import run_job
+from samebits.rl.protocols import RunFailed
+
+INTERRUPTED = 130
+
+
+def run_command(flags: Mapping[str, Any], file: Path | None, print_config: str | None, debug: bool) -> int:
+    """Runs and returns the exit code."""
+    try:
+        config = load_config(flags, file)
+        if print_config is not None:
+            typer.echo(_printed(config, print_config))
+            return 0
+        return _run(config)
+    except KeyboardInterrupt:
+        typer.echo(_stopped("interrupted", flags), err=True)
+        return INTERRUPTED
+    except (ValueError, RunFailed, OSError) as error:
+        if debug:
+            raise
+        typer.echo(_stopped(f"error: {error}", flags), err=True)
+        return Verdict.CANNOT_TELL.exit_code
+
+
+def _printed(config: RunConfig, form: str) -> str:
+    forms = {"toml": to_toml, "json": lambda config: config.model_dump_json(indent=2)}
+    if form not in forms:
+        raise ValueError(f"print_config: want toml or json, got {form!r}")
+    return forms[form](config).rstrip()
+
+
+def _run(config: RunConfig) -> int:
+    signal.signal(signal.SIGTERM, _interrupt)
+    with Watch() as watch:
+        run_job(config, parts(), watch)
+    run = Path(config.run_dir)
+    found = verify(run)
+    page = write_report(run)
+    typer.echo(conclusion(config, found))
+    typer.echo(f"report: {page}")
+    return found.verdict.exit_code
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def conclusion(config: RunConfig, found: Verification) -> str:
+    """The verdict of a finished run in plain words, and the numbers behind it."""
+    totals = found.totals
+    tokens, wrong = totals.get("compared_tokens", 0), totals.get("mismatch_count", 0)
+    words = {
+        Verdict.SAME: f"all {tokens} compared log-probabilities have the same bits on both sides",
+        Verdict.DIFFERENT: (
+            f"{wrong} of {tokens} compared log-probabilities differ, in {totals.get('steps_with_mismatch')} "
+            f"of {totals.get('steps')} steps; the largest difference is {totals.get('max_abs_diff'):.3g}"
+        ),
+        Verdict.CANNOT_TELL: f"cannot tell: {'; '.join(found.problems)}",
+    }
+    lines = [f"case {totals.get('case')}: {found.verdict.value}: {words[found.verdict]}"]
+    if found.verdict is Verdict.DIFFERENT and set(config.cases.values()) != {"R/R"}:
+        lines.append("native code is part of this case: this mismatch is what R/R removes")
+    for name in ("mismatch_count", "max_abs_diff", "mean_abs_diff", "compared_tokens"):
+        lines.append(f"  {name}: {totals.get(name)}")
+    lines.append(f"  tokens_per_second: {totals.get('tokens_per_second', 0.0):.1f}")
+    lines.append(f"  seconds_per_step: {totals.get('seconds_per_step', 0.0):.3f}")
+    return "\n".join(lines)
+
+
+def _stopped(reason: str, flags: Mapping[str, Any]) -> str:
+    run = flags.get("run_dir")
+    kept = Path(run) / "timeline.jsonl" if run else None
+    if kept is None or not kept.is_file():
+        return reason
+    return f"{reason}\nWhat was recorded until then is in {run}; the run is not sealed."

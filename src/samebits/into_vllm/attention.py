@@ -1,0 +1,151 @@
+"""The attention boundary as a vLLM attention backend: K and V written to pages, queries over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from vllm.config import VllmConfig
+from vllm.v1.attention.backend import (
+    AttentionImpl,
+    AttentionMetadataBuilder,
+    AttentionType,
+    CommonAttentionMetadata,
+    MultipleOf,
+)
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+from vllm.v1.kv_cache_interface import AttentionSpec
+
+from samebits.into_vllm.places import NotCovered
+from samebits.ops.attention import paged_attention, write_kv
+
+
+class RoutedAttentionBackend(CPUAttentionBackend):
+    """Takes the place of vLLM's CPU backend, whose name it must keep."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "bfloat16"]
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
+        return [MultipleOf(1)]
+
+    @classmethod
+    def supports_non_causal(cls) -> bool:
+        return False
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return False
+
+    @classmethod
+    def supports_attn_type(cls, attn_type: str) -> bool:
+        return attn_type == AttentionType.DECODER
+
+    @staticmethod
+    def get_impl_cls() -> type[RoutedAttention]:
+        return RoutedAttention
+
+    @staticmethod
+    def get_builder_cls() -> type[PagedBuilder]:
+        return PagedBuilder
+
+
+@dataclass
+class Paged:
+    """Where the queries of one step sit and which pages hold their keys. Built once per step, for all layers."""
+
+    num_actual_tokens: int
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    block_table: Tensor
+    slot_mapping: Tensor
+
+
+class PagedBuilder(AttentionMetadataBuilder[Paged]):
+    """Passes vLLM's own description of the batch on; there is no schedule to plan."""
+
+    def __init__(
+        self, kv_cache_spec: AttentionSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
+    ) -> Paged:
+        common = common_attn_metadata
+        if common.causal is not True:
+            raise NotCovered("attention: a batch that is not causal reached the causal boundary")
+        return Paged(
+            num_actual_tokens=common.num_actual_tokens,
+            query_start_loc=common.query_start_loc,
+            seq_lens=common.seq_lens,
+            block_table=common.block_table_tensor,
+            slot_mapping=common.slot_mapping,
+        )
+
+
+class RoutedAttention(AttentionImpl[Paged]):
+    """Causal softmax attention over pages of [kv_heads, block_size, K then V]."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        **unknown: Any,
+    ) -> None:
+        refused = {
+            "alibi": alibi_slopes,
+            "sliding window": sliding_window,
+            "logits soft cap": logits_soft_cap,
+            "KV sharing": kv_sharing_target_layer_name,
+            **unknown,
+        }
+        for feature, value in refused.items():
+            if value:
+                raise NotCovered(f"attention: {feature} ({value}) is not covered")
+        if attn_type != AttentionType.DECODER:
+            raise NotCovered(f"attention: type {attn_type!r} is not covered, only causal decoders")
+        if kv_cache_dtype not in ("auto", "bfloat16"):
+            raise NotCovered(f"attention: a KV cache of {kv_cache_dtype} is not covered, only bfloat16")
+        self.num_heads, self.head_size, self.num_kv_heads = num_heads, head_size, num_kv_heads
+        self.scale = float(scale)
+        self.kv_cache_dtype = kv_cache_dtype
+        self.calls = [0]
+
+    def do_kv_cache_update(
+        self, layer: torch.nn.Module, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
+        write_kv(key, value, kv_cache, slot_mapping)
+
+    def forward(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        attn_metadata: Paged | None,
+        output: Tensor,
+        output_scale: Tensor | None = None,
+        output_block_scale: Tensor | None = None,
+    ) -> Tensor:
+        if attn_metadata is None:  # vLLM's warm-up
+            return output
+        self.calls[0] += 1
+        paged = attn_metadata
+        tokens = paged.num_actual_tokens
+        output[:tokens] = paged_attention(
+            query[:tokens], kv_cache, paged.block_table, paged.seq_lens, paged.query_start_loc, self.scale
+        )
+        return output

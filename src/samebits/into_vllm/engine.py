@@ -1,0 +1,253 @@
+"""One rollout engine: vLLM's engine core in this process, its workers here (TP1) or in processes of their own.
+
+Nothing of vLLM or torch is imported before the environment that configures them is set.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from samebits import env
+from samebits.into_vllm.config import EngineConfig
+from samebits.into_vllm.plan import PLAN_VARIABLE, RoutePlan
+from samebits.timeline.types import GenerateRequest, Rollout, ShardDigest, WeightVersion
+
+_GIB = 1 << 30
+_LOWEST_TEMPERATURE = 0.01
+
+
+class EngineRefused(RuntimeError):
+    """The engine did not start: what was refused, and by whom."""
+
+
+class EngineDied(RuntimeError):
+    """A worker or the engine itself is gone: which, and what it was doing."""
+
+
+class RolloutEngine:
+    """Generates responses under keyed draws, reports their log-probability bits, takes new weights in place."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Starts the engine and asks every worker for its proof.
+
+        Raises EngineRefused for a model or setting that is not covered, ProofMissing when a worker can't prove
+        its routes.
+        """
+        self.config = config
+        cpus = sorted(os.sched_getaffinity(0))
+        threads = config.threads or max(1, len(cpus) // config.tp)
+        self._plan = RoutePlan.for_engine(config, threads)
+        env.export(_environment(config, self._plan, cpus, threads))
+        self._engine = self._start(threads)
+        self._pids = dict(self._ask("samebits_process", during="start"))
+        self.proof()
+
+    def generate(self, requests: Sequence[GenerateRequest]) -> list[Rollout]:
+        """One response per request, in the order of the requests, all under one weight version.
+
+        Raises ValueError for a request that the engine can't serve, EngineDied when a worker is gone,
+        RuntimeError when the workers' weight versions differ or change meanwhile.
+        """
+        version = self.version()
+        outputs: dict[str, Any] = {}
+        names = [str(i) for i in range(len(requests))]
+        for name, request in zip(names, requests, strict=True):
+            self._submit(name, request)
+        with self._dying("generate"):
+            while self._engine.has_unfinished_requests():
+                for output in self._engine.step():
+                    if output.finished:
+                        outputs[output.request_id] = output.outputs[0]
+        if self.version() != version:
+            raise RuntimeError(f"the weights changed from {version} to {self.version()} while tokens were produced")
+        return [self._rollout(request, outputs[name], version) for name, request in zip(names, requests, strict=True)]
+
+    def publish(self, path: str, version: WeightVersion) -> list[ShardDigest]:
+        """Loads the safetensors files in `path` into every worker, in place, as `version`.
+
+        Returns the digest of every parameter slice that a worker now holds, over all workers. The prefix cache
+        is reset: it holds keys and values of the old weights.
+        """
+        answers = self._ask("samebits_publish", path, version.counter, version.digest, during="publish")
+        with self._dying("publish"):
+            if not self._engine.reset_prefix_cache():
+                raise RuntimeError("publish: the prefix cache could not be reset; requests are still running")
+        if self.version() != version:
+            raise RuntimeError(f"publish: the workers hold {self.version()}, want {version}")
+        return [ShardDigest(**shard) for shards in answers for shard in shards]
+
+    def version(self) -> WeightVersion:
+        """The weight version that every worker holds. Raises RuntimeError when they differ or one has none."""
+        answers = self._ask("samebits_version", during="version")
+        if None in answers or len({tuple(answer) for answer in answers}) != 1:
+            raise RuntimeError(f"the workers do not hold one weight version: {answers}; publish again")
+        return WeightVersion(*answers[0])
+
+    def shards(self) -> list[ShardDigest]:
+        """The digest of every parameter slice that a worker holds, over all workers."""
+        answers = self._ask("samebits_shards", during="shards")
+        return [ShardDigest(**shard) for shards in answers for shard in shards]
+
+    def proof(self) -> list[dict[str, Any]]:
+        """The route record of every worker, checked against the plan. Raises ProofMissing."""
+        from samebits.into_vllm.proof import check_proofs
+
+        records = self._ask("samebits_proof", during="proof")
+        check_proofs(records, self._plan, self.config.tp)
+        return records
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self._engine.engine_core.shutdown()
+
+    def _start(self, threads: int) -> Any:
+        import torch
+        from vllm import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        if self.config.tp == 1:
+            torch.set_num_threads(threads)
+            _kernel_threads(threads)
+        try:
+            return LLMEngine.from_engine_args(EngineArgs(**_arguments(self.config, self._plan)))
+        except Exception as error:
+            raise EngineRefused(f"engine {self.config.engine} did not start: {_root(error)}") from error
+
+    def _submit(self, name: str, request: GenerateRequest) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        if 0 < request.temperature < _LOWEST_TEMPERATURE:
+            raise ValueError(
+                f"{request.key}: temperature {request.temperature} would be raised to {_LOWEST_TEMPERATURE} by vLLM; "
+                "use 0 for greedy or at least that"
+            )
+        room = self.config.max_model_len - len(request.prompt_ids)
+        if not 0 < request.max_tokens <= room:
+            raise ValueError(
+                f"{request.key}: max_tokens {request.max_tokens} after a prompt of {len(request.prompt_ids)} tokens "
+                f"does not fit max_model_len {self.config.max_model_len}"
+            )
+        keyed = self.config.case.logp == "R"
+        params = SamplingParams(
+            temperature=request.temperature,
+            max_tokens=request.max_tokens,
+            logprobs=0,
+            flat_logprobs=True,
+            stop_token_ids=list(request.stop_ids),
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            extra_args={"samebits_seed": _signed(request.seed)} if keyed else None,
+        )
+        with self._dying("generate"):
+            self._engine.add_request(name, {"prompt_token_ids": list(request.prompt_ids)}, params)
+
+    def _rollout(self, request: GenerateRequest, output: Any, version: WeightVersion) -> Rollout:
+        import numpy as np
+
+        # Python floats made from fp32 values convert back without loss.
+        bits = np.asarray(output.logprobs.logprobs, dtype=np.float32).view(np.uint32).tolist()
+        tokens = tuple(output.token_ids)
+        if len(bits) != len(tokens):
+            raise RuntimeError(f"{request.key}: {len(tokens)} tokens came with {len(bits)} log-probabilities")
+        return Rollout(
+            key=request.key,
+            prompt_ids=request.prompt_ids,
+            token_ids=tokens,
+            logp_bits=tuple(bits),
+            version=version,
+            contract=self._plan.contract_digest,
+            finish_reason=str(output.finish_reason),
+            engine=self.config.engine,
+        )
+
+    def _ask(self, method: str, *args: Any, during: str) -> list[Any]:
+        with self._dying(during):
+            return self._engine.collective_rpc(method, args=args)
+
+    @contextmanager
+    def _dying(self, doing: str) -> Iterator[None]:
+        """Turn whatever vLLM raises after a worker's death into EngineDied that names the worker."""
+        try:
+            yield
+        except Exception as error:
+            dead = self._dead_workers()
+            if not dead:
+                raise
+            raise EngineDied(f"engine {self.config.engine}: {', '.join(dead)} died during {doing}") from error
+
+    def _dead_workers(self) -> list[str]:
+        workers = getattr(self._engine.model_executor, "workers", None) or []
+        return [
+            f"worker {rank} (pid {worker.proc.pid}, exit code {worker.proc.exitcode})"
+            for rank, worker in enumerate(workers)
+            if not worker.proc.is_alive()
+        ]
+
+
+def _arguments(config: EngineConfig, plan: RoutePlan) -> dict[str, Any]:
+    """vLLM's engine arguments. Eager: on a CPU vLLM's compiled mode was measured slower (docs/vllm.md)."""
+    keyed = ["samebits.into_vllm.sampling:SampleKeys"] if config.case.logp == "R" else None
+    return {
+        "model": config.model,
+        "load_format": "samebits",
+        "worker_extension_cls": "samebits.into_vllm.worker.SamebitsWorker",
+        "additional_config": {"samebits_plan": plan.digest()},
+        "logits_processors": keyed,
+        "logprobs_mode": "processed_logprobs",
+        "tensor_parallel_size": config.tp,
+        "distributed_executor_backend": "mp" if config.tp > 1 else "uni",
+        "dtype": "bfloat16",
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "generation_config": "vllm",
+        "seed": config.seed,
+        "max_model_len": config.max_model_len,
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "block_size": config.block_size,
+        "enable_prefix_caching": config.prefix_caching,
+        "enable_chunked_prefill": True,
+        "kv_cache_memory_bytes": int(config.kv_cache_gib * _GIB),
+        "disable_log_stats": True,
+    }
+
+
+def _environment(config: EngineConfig, plan: RoutePlan, cpus: Sequence[int], threads: int) -> dict[str, str]:
+    """Variables that torch, vLLM and the plugin read, here and in the workers."""
+    shares = [[cpus[(rank * threads + i) % len(cpus)] for i in range(threads)] for rank in range(config.tp)]
+    bind = "|".join(",".join(str(cpu) for cpu in sorted(set(share))) for share in shares)
+    return {
+        PLAN_VARIABLE: plan.to_json(),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_CPU_OMP_THREADS_BIND": bind if config.tp > 1 else "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "OMP_NUM_THREADS": str(threads),
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def _kernel_threads(threads: int) -> None:
+    from samebits import _cpu
+
+    _cpu.set_threads(threads)
+
+
+def _signed(seed: int) -> int:
+    """A 64-bit seed as the signed integer of the same bits."""
+    if not 0 <= seed < 1 << 64:
+        raise ValueError(f"seed must be an unsigned 64-bit integer, got {seed}")
+    return seed - (1 << 64) if seed >> 63 else seed
+
+
+def _root(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}"

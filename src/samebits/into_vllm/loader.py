@@ -1,0 +1,65 @@
+"""vLLM's model loader, extended: route every module before weights are read, digest them before they are packed."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from torch import nn
+from vllm.config import ModelConfig, VllmConfig
+from vllm.config.load import LoadConfig
+from vllm.model_executor.model_loader import DefaultModelLoader
+
+from samebits.into_vllm.layers import Routed
+from samebits.into_vllm.plan import RoutePlan
+from samebits.into_vllm.routing import RoutedModule, route_model
+from samebits.into_vllm.weights import WorkerWeights
+
+LOAD_FORMAT = "samebits"
+
+
+@dataclasses.dataclass
+class WorkerState:
+    """What one worker knows about itself: its plan, its routed modules, its weights."""
+
+    plan: RoutePlan
+    modules: list[RoutedModule]
+    weights: WorkerWeights
+
+
+def loader_for(plan: RoutePlan) -> type[DefaultModelLoader]:
+    """The loader class for one plan, to register under LOAD_FORMAT."""
+
+    class RoutedModelLoader(DefaultModelLoader):
+        def __init__(self, load_config: LoadConfig) -> None:
+            super().__init__(dataclasses.replace(load_config, load_format="safetensors"))
+
+        def create_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> nn.Module:
+            _check_same_plan(plan, vllm_config)
+            model = super().create_model(vllm_config, model_config, prefix)
+            modules = route_model(model, vllm_config, plan)
+            model.config_dtype = model_config.dtype
+            model.samebits = WorkerState(plan, modules, WorkerWeights(model, modules))
+            return model
+
+        def load_weights(self, model: Any, model_config: ModelConfig) -> None:
+            super().load_weights(model, model_config)
+            model.samebits.weights.loaded(plan.start_version)
+
+        def load_model(self, *args: Any, **kwargs: Any) -> nn.Module:
+            model: Any = super().load_model(*args, **kwargs)
+            for one in model.samebits.modules:
+                if isinstance(one.module, Routed):
+                    one.module.ready()
+            return model
+
+    return RoutedModelLoader
+
+
+def _check_same_plan(plan: RoutePlan, config: VllmConfig) -> None:
+    given = config.additional_config.get("samebits_plan") if isinstance(config.additional_config, dict) else None
+    if given != plan.digest():
+        raise RuntimeError(
+            f"this worker registered the route plan {plan.digest()[:12]}, the engine wants {given!s:.12}: "
+            "one process can serve one plan only"
+        )

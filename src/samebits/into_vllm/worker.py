@@ -1,0 +1,58 @@
+"""What the engine asks of every worker, through vLLM's worker extension and collective_rpc."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from samebits.into_vllm.loader import WorkerState
+from samebits.into_vllm.proof import route_record
+from samebits.timeline.types import WeightVersion
+
+
+class SamebitsWorker:
+    """Mixed into vLLM's worker class. Answers are plain data, since they cross processes."""
+
+    rank: int
+    model_runner: Any
+
+    def samebits_proof(self) -> dict[str, Any] | None:
+        """The route record of this process, or None when samebits did not load here."""
+        state = self._samebits_state()
+        if state is None:
+            return None
+        record = route_record(state, self.rank, self.model_runner.sampler)
+        if state.plan.proof_dir:
+            path = Path(state.plan.proof_dir) / f"rollout-{state.plan.engine}-rank-{self.rank}.json"
+            path.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        return record
+
+    def samebits_publish(self, path: str, counter: int, digest: str) -> list[dict[str, Any]]:
+        """Load the weights in `path` in place under a new version; the digests of what this worker then holds."""
+        shards = self._require_state().weights.publish(path, WeightVersion(counter, digest))
+        return [asdict(shard) for shard in shards]
+
+    def samebits_shards(self) -> list[dict[str, Any]]:
+        """The digests of the weights that this worker holds."""
+        return [asdict(shard) for shard in self._require_state().weights.shards]
+
+    def samebits_version(self) -> tuple[int, str] | None:
+        """(counter, digest) of the weights that this worker holds; None after a publication that failed."""
+        version = self._require_state().weights.version
+        return None if version is None else (version.counter, version.digest)
+
+    def samebits_process(self) -> tuple[int, int]:
+        """(rank, process id)."""
+        return self.rank, os.getpid()
+
+    def _samebits_state(self) -> WorkerState | None:
+        return getattr(self.model_runner.model, "samebits", None)
+
+    def _require_state(self) -> WorkerState:
+        state = self._samebits_state()
+        if state is None:
+            raise RuntimeError(f"worker {self.rank}: samebits is not loaded in this process")
+        return state

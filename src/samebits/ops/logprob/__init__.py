@@ -1,0 +1,67 @@
+"""Log-probabilities of tokens, from logits or straight from hidden states and the LM head's weight.
+
+The log-sum-exp behind them is order-free: each logit's exponential is an integer at an exponent, and integers
+add up to the same sum however the vocabulary is tiled, split over ranks, permuted or padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from samebits.backends import pick
+from samebits.ops.logprob import reference
+from samebits.ops.logprob.contract import LOGPROB as LOGPROB
+from samebits.ops.logprob.contract import MAX_SUM
+from samebits.ops.logprob.head import BACKENDS
+from samebits.ops.logprob.head import linear_logp as linear_logp
+from samebits.ops.logprob.rows import Temperature, check_ids, check_logits, check_temperature
+
+
+def logprob(
+    logits: torch.Tensor, targets: torch.Tensor, temperature: Temperature = 1.0, backend: str = "cpu"
+) -> torch.Tensor:
+    """log softmax(logits / temperature) at `targets`: fp32, shaped like targets.
+
+    logits fp32 [T, V], targets int64 [T] or [T, N]. A target that is no column (negative, or >= V) gives +0.
+    A row with NaN or +inf gives NaN. Raises ValueError on other dtypes or shapes and on a temperature that
+    isn't positive.
+    """
+    check_logits("logprob", logits)
+    check_ids("logprob", "targets", targets, logits.shape[0])
+    check_temperature("logprob", temperature, logits.shape[0])
+    impl = pick("logprob", BACKENDS, backend)
+    return impl.logprob(logits, targets.view(len(targets), -1), temperature).view(targets.shape)
+
+
+def lse_state(logits: torch.Tensor, temperature: Temperature = 1.0, backend: str = "cpu") -> torch.Tensor:
+    """The order-free state of each row of logits fp32 [T, V]: int64 [T, 5], top window and 4 window sums."""
+    check_logits("lse_state", logits)
+    check_temperature("lse_state", temperature, logits.shape[0])
+    return pick("logprob", BACKENDS, backend).state(logits, temperature)
+
+
+def merge_states(states: Sequence[torch.Tensor]) -> torch.Tensor:
+    """States [T, 5] of parts of the vocabulary -> the state of the whole, whatever the parts and their order.
+
+    Raises ValueError when a window sum leaves its 62 bits (more than 2^22 terms).
+    """
+    if not states:
+        raise ValueError("merge_states: got no states")
+    total = states[0]
+    for state in states[1:]:
+        total = reference.merge(total, state)
+        if bool((total[:, 1:] >= MAX_SUM).any()):
+            raise ValueError("merge_states: a window sum needs more than 62 bits; the parts hold too many terms")
+    return total
+
+
+def finish(states: torch.Tensor, backend: str = "cpu") -> torch.Tensor:
+    """States [T, 5] -> log-sum-exp fp32 [T]: -inf for a row of -inf, NaN for a row with NaN or +inf."""
+    return pick("logprob", BACKENDS, backend).lse(states.contiguous())
+
+
+def finish_logp(states: torch.Tensor, z: torch.Tensor, backend: str = "cpu") -> torch.Tensor:
+    """States [T, 5] and already scaled logits z fp32 [T] of the targets -> logp fp32 [T]."""
+    return pick("logprob", BACKENDS, backend).finish(states.contiguous(), z.contiguous()[:, None])[:, 0]

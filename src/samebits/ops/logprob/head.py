@@ -1,0 +1,170 @@
+"""The LM head and the log-probability in one op: logits exist only tile by tile, forward and backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+
+from samebits.backends import pick
+from samebits.ops.gradients import deliver_weight_gradient, weight_gradient_buffer
+from samebits.ops.logprob import cpu, reference
+from samebits.ops.logprob.contract import MAX_TERMS
+from samebits.ops.logprob.rows import NO_TARGET, Temperature, check_ids, check_temperature
+
+BACKENDS = {"cpu": cpu, "reference": reference}
+
+
+@dataclass(frozen=True)
+class _Part:
+    """This rank's part of the vocabulary, and how to compute it."""
+
+    impl: ModuleType
+    temperature: Temperature
+    start: int  # global id of the weight's first row
+    columns: int  # real columns held here
+    group: dist.ProcessGroup | None
+
+
+def linear_logp(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: Temperature = 1.0,
+    bias: torch.Tensor | None = None,
+    vocab_start: int = 0,
+    group: dist.ProcessGroup | None = None,
+    real_vocab: int | None = None,
+    backend: str = "cpu",
+) -> torch.Tensor:
+    """Log-probabilities of `targets` under softmax((hidden @ weight^T + bias) / temperature): fp32 [T].
+
+    hidden [T, H] is bf16, or fp32 holding bf16 values: then its gradient arrives in fp32, not yet rounded.
+    weight [V, H] bf16 holds the rows `vocab_start ..` of the vocabulary, bias [V] bf16 or fp32 likewise;
+    targets int64 [T] are global ids. Columns from `real_vocab` on are padding and take no part. Targets
+    outside [0, real_vocab) may be anything: their rows give +0 and no gradient. With a tensor-parallel
+    `group` each rank passes its own rows of the weight and the same hidden states, targets and temperature;
+    all get the same result, and each gets the part of hidden's gradient that its columns give, for the
+    caller to add over ranks.
+
+    Never holds [T, V]. Raises ValueError on other dtypes or shapes, and for a target that no rank holds.
+    """
+    ranks = 1 if group is None else group.size()
+    real = weight.shape[0] * ranks if real_vocab is None else real_vocab
+    _check(hidden, weight, bias, targets, temperature)
+    columns = max(0, min(weight.shape[0], real - vocab_start))
+    part = _Part(pick("logprob", BACKENDS, backend), temperature, vocab_start, columns, group)
+    active = (targets >= 0) & (targets < real)
+    if bool(active.all()):
+        return _LinearLogp.apply(hidden, weight, bias, targets, part)
+    # rows without a target are never looked at, so they can't put a NaN or a signed zero anywhere
+    rows = active.nonzero()[:, 0]
+    if isinstance(temperature, torch.Tensor):
+        part = _Part(part.impl, temperature[rows], vocab_start, columns, group)
+    logp = _LinearLogp.apply(hidden.index_select(0, rows), weight, bias, targets[rows], part)
+    return torch.zeros(len(targets)).index_copy(0, rows, logp)
+
+
+def _check(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    temperature: Temperature,
+) -> None:
+    if weight.dtype != torch.bfloat16 or weight.ndim != 2 or not weight.is_contiguous():
+        raise ValueError(
+            f"linear_logp: weight must be contiguous bfloat16 [V, H], got {weight.dtype} {list(weight.shape)}"
+        )
+    if hidden.ndim != 2 or hidden.shape[1] != weight.shape[1]:
+        raise ValueError(f"linear_logp: hidden must be [T, {weight.shape[1]}], got {list(hidden.shape)}")
+    if hidden.dtype not in (torch.bfloat16, torch.float32):
+        raise ValueError(f"linear_logp: hidden must be bfloat16 or float32, got {hidden.dtype}")
+    if hidden.dtype == torch.float32 and not torch.equal(hidden, hidden.bfloat16().float()):
+        raise ValueError("linear_logp: float32 hidden states must hold bfloat16 values; round them first")
+    floats = (torch.bfloat16, torch.float32)
+    if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype not in floats):
+        raise ValueError(
+            f"linear_logp: bias must be bfloat16 or float32 [{weight.shape[0]}], "
+            f"got {bias.dtype} {list(bias.shape)}"
+        )
+    if weight.shape[0] > MAX_TERMS:
+        raise ValueError(f"linear_logp: at most {MAX_TERMS} rows of weight, got {weight.shape[0]}")
+    if targets.ndim != 1:
+        raise ValueError(f"linear_logp: targets must be [T], got {list(targets.shape)}")
+    check_ids("linear_logp", "targets", targets, hidden.shape[0])
+    check_temperature("linear_logp", temperature, hidden.shape[0])
+
+
+def _stack_ranks(own: torch.Tensor, group: dist.ProcessGroup | None) -> list[torch.Tensor]:
+    """Every rank's tensor, in rank order, moved as bytes."""
+    if group is None or group.size() == 1:
+        return [own]
+    everyone = [torch.empty_like(own) for _ in range(group.size())]
+    dist.all_gather(everyone, own.contiguous(), group=group)
+    return everyone
+
+
+def _combine(parts: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Per-rank [T, 6] tensors -> (merged state [T, 5], z of the target fp32 [T])."""
+    state, picked = parts[0][:, :5], parts[0][:, 5]
+    for part in parts[1:]:
+        state = reference.merge(state, part[:, :5])
+        # at most one rank holds the target, all others say NO_TARGET, which is below every bit pattern
+        picked = torch.maximum(picked, part[:, 5])
+    if bool((picked == NO_TARGET).any()):
+        row = int((picked == NO_TARGET).nonzero()[0])
+        raise ValueError(
+            f"linear_logp: no rank holds the target of active row {row}; "
+            "check vocab_start, real_vocab and the group"
+        )
+    return state.contiguous(), picked.to(torch.int32).view(torch.float32)
+
+
+class _LinearLogp(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        part: _Part,
+    ) -> torch.Tensor:
+        rows, local = hidden.bfloat16().contiguous(), targets - part.start
+        real = weight[: part.columns], None if bias is None else bias[: part.columns].float()
+        own = part.impl.linear_state(rows, *real, local, part.temperature)
+        state, z = _combine(_stack_ranks(own, part.group))
+        ctx.save_for_backward(rows, weight, bias, local, part.impl.lse(state))
+        ctx.part, ctx.hidden_dtype = part, hidden.dtype
+        return part.impl.finish(state, z[:, None])[:, 0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        rows, weight, bias, local, lse = ctx.saved_tensors
+        part, columns = ctx.part, ctx.part.columns
+        dw = weight_gradient_buffer(weight) if ctx.needs_input_grad[1] else None
+        dbias = weight_gradient_buffer(bias) if ctx.needs_input_grad[2] else None
+        dhidden = part.impl.linear_backward(
+            upstream.contiguous(),
+            rows,
+            weight[:columns],
+            None if bias is None else bias[:columns].float(),
+            local,
+            part.temperature,
+            lse,
+            None if dw is None else dw[:columns],
+            None if dbias is None else dbias[:columns],
+        )
+        return (
+            dhidden.to(ctx.hidden_dtype),
+            None if dw is None else deliver_weight_gradient(weight, dw),
+            None if dbias is None else deliver_weight_gradient(bias, dbias),
+            None,
+            None,
+        )
