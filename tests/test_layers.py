@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "into_vllm": {"contract", "bits", "ops", "collectives", "patching", "timeline", "env", "_cpu"},
     "into_megatron": {"contract", "bits", "ops", "collectives", "patching", "timeline", "env", "_cpu"},
     "rl": {"contract", "timeline", "bits", "evidence", "env", "presets"},
-    "testing": {"contract", "bits", "ops", "arithmetic", "backends", "_cpu"},
+    "testing": {"contract", "bits", "ops", "arithmetic", "backends", "_cpu", "timeline", "evidence"},
     "report": {"contract", "timeline", "evidence"},
     "cli": {
         "contract", "timeline", "bits", "evidence", "env", "ops", "rl", "report",

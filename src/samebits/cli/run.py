@@ -41,10 +41,11 @@ def run_command(flags: Mapping[str, Any], file: Path | None, print_config: str |
 
 
 def _printed(config: RunConfig, form: str) -> str:
-    forms = {"toml": to_toml, "json": lambda config: config.model_dump_json(indent=2)}
-    if form not in forms:
-        raise ValueError(f"print_config: want toml or json, got {form!r}")
-    return forms[form](config).rstrip()
+    if form == "toml":
+        return to_toml(config).rstrip()
+    if form == "json":
+        return config.model_dump_json(indent=2)
+    raise ValueError(f"print_config: want toml or json, got {form!r}")
 
 
 def _run(config: RunConfig) -> int:
@@ -53,7 +54,7 @@ def _run(config: RunConfig) -> int:
         run_job(config, parts(), watch)
     run = Path(config.run_dir)
     found = verify(run)
-    page = write_report(run)
+    page = write_report(run, found)
     typer.echo(conclusion(config, found))
     typer.echo(f"report: {page}")
     return found.verdict.exit_code

@@ -1,0 +1,85 @@
+"""From a timeline to the numbers that a page shows: one value per step and name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from samebits.timeline.events import Compared, Evaluated, Event, Published, Sampled, Timed, Trained
+
+PHASES = ("generate", "reward", "train", "compare", "publish")
+
+
+@dataclass(kw_only=True)
+class Step:
+    """What the timeline says about one step; a value that it lacks is missing from the dict."""
+
+    number: int
+    values: dict[str, float] = field(default_factory=dict)
+    phases: dict[str, float] = field(default_factory=dict)
+    version: str = ""
+    worst: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """All steps of a run, and its evaluations as (step, accuracy)."""
+
+    steps: tuple[Step, ...]
+    accuracy: tuple[tuple[int, float], ...]
+
+    def points(self, name: str) -> list[tuple[int, float]]:
+        """(step, value) of one quantity."""
+        return [(step.number, step.values[name]) for step in self.steps if name in step.values]
+
+
+def collect(events: Iterable[Event]) -> Series:
+    """Reads the events of a run, finished or not."""
+    steps: dict[int, Step] = {}
+    samples: dict[int, list[Sampled]] = {}
+    accuracy: list[tuple[int, float]] = []
+    version = ""
+    for event in events:
+        if isinstance(event, Published):
+            version = f"v{event.version}:{event.digest[:12]}"
+        if isinstance(event, Evaluated):
+            accuracy.append((event.step, event.accuracy))
+        if isinstance(event, Sampled):
+            samples.setdefault(event.step, []).append(event)
+        if isinstance(event, Sampled | Trained | Compared | Timed):
+            step = steps.setdefault(event.step, Step(number=event.step, version=version))
+            _take(step, event)
+    for number, group in samples.items():
+        values = steps[number].values
+        values["reward"] = math.fsum(sample.reward for sample in group) / len(group)
+        values["response_length"] = sum(sample.response_length for sample in group) / len(group)
+    return Series(steps=tuple(steps[number] for number in sorted(steps)), accuracy=tuple(accuracy))
+
+
+def _take(step: Step, event: Event) -> None:
+    match event:
+        case Trained():
+            step.values |= {
+                "loss": event.loss,
+                "kl": event.kl,
+                "grad_norm": event.grad_norm,
+                "clip_fraction": event.clip_fraction,
+                "ratio_mean": event.ratio_mean,
+            }
+        case Compared():
+            step.worst = event.worst or ""
+            step.values |= {
+                "compared_tokens": event.compared_tokens,
+                "mismatch_count": event.mismatch_count,
+                "max_abs_diff": event.max_abs_diff,
+                "mean_abs_diff": event.mean_abs_diff,
+            }
+        case Timed():
+            step.phases = dict(event.seconds)
+            step.values["seconds"] = math.fsum(event.seconds.values())
+            generate = event.seconds.get("generate", 0.0)
+            if generate > 0:
+                step.values["tokens_per_second"] = event.generated_tokens / generate
+        case _:
+            pass

@@ -1,0 +1,89 @@
+"""The configuration: one door, flags over file over defaults, and every wrong key named with the nearest right one."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from samebits.rl.config import MODULES, RunConfig, load_config, to_toml
+
+
+def test_flags_override_the_file_and_the_file_the_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text('lr = 2\nnum-rollout = 3\ncase = "P/P"\n')
+    config = load_config({"num_rollout": 5}, file)
+    assert (config.lr, config.num_rollout, config.case, config.seed) == (2.0, 5, "P/P", 1234)
+
+
+@given(
+    text=st.text(alphabet=string.printable + "é\u2028\x7f", max_size=20),
+    lr=st.floats(min_value=1e-300, max_value=1e300),
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_the_printed_configuration_reads_back(tmp_path_factory, text: str, lr: float, seed: int) -> None:
+    config = RunConfig(run_dir=text, lr=lr, seed=seed, logp_case="P/R", max_tp=4, eval_data="")
+    file = tmp_path_factory.mktemp("c") / "printed.toml"
+    file.write_text(to_toml(config), encoding="utf-8", newline="")
+    assert load_config({}, file) == config
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_rolout": 3}, "unknown key 'num_rolout'; did you mean 'num_rollout'?"),
+        ({"zzz": 3}, "unknown key 'zzz'; known: case, "),
+        ({"case": "R-R"}, "case: Input should be .* got 'R-R'; did you mean 'R/R'?"),
+        ({"ffn_case": "p/r"}, "ffn_case: .* did you mean 'P/R'?"),
+        ({"num_rollout": 0}, "num_rollout: .* greater than or equal to 1, got 0"),
+        ({"num_rollout": "3"}, "num_rollout: .* valid integer, got '3'"),
+        ({"num_rollout": True}, "num_rollout: .* valid integer, got True"),
+        ({"lr": float("nan")}, "lr: .*"),
+        ({"lr": float("inf")}, "lr: .*finite"),
+        ({"temperature": 0.0}, "temperature: .* greater than 0"),
+        ({"global_batch_size": 10}, "global_batch_size 10 is not a multiple of samples_per_prompt 8"),
+        ({"train_tp": 2, "max_tp": 1}, "max_tp 1 is not a multiple of train_tp 2"),
+        ({"train_tp": 3}, "max_tp 3 is not a power of two"),
+        ({"rollout_engines": 9}, "rollout_engines 9 exceeds the 8 prompts per step"),
+        ({"lr": -1.0, "num_rollout": -1}, "num_rollout: .*; lr: .*"),
+    ],
+)
+def test_a_wrong_setting_is_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
+        load_config(settings)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"lr = ", "not valid TOML"),
+        (b"\xff", "not valid TOML"),
+        (b"learning_rate = 1\n", "unknown key 'learning_rate'"),
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+    file = tmp_path / "job.toml"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        load_config({}, file)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"cannot read the configuration .*job\.toml: No such file"):
+        load_config({}, tmp_path / "job.toml")
+
+
+def test_a_module_may_have_a_case_of_its_own() -> None:
+    config = RunConfig(case="R/R", ffn_case="P/R")
+    assert config.cases == {"attention": "R/R", "ffn": "P/R", "logp": "R/R"}
+    assert config.routes("trainer") == {"attention": "R", "ffn": "P", "logp": "R"}
+    assert config.routes("rollout") == dict.fromkeys(MODULES, "R")
+
+
+def test_segments_follow_the_larger_side() -> None:
+    assert RunConfig(train_tp=2, rollout_tp=4).segments == 4
+    assert RunConfig(train_tp=2, max_tp=8).segments == 8
