@@ -72,15 +72,18 @@ class ScoringModel(GPTModel):
         return score(hidden_states, weight, labels)
 
     def _score_strict(self, hidden: Tensor, weight: Tensor, batch: MicroBatch) -> Tensor:
-        enter = gather_rows if self.config.sequence_parallel else copy_to_group
-        flat = enter(hidden, self.tp_group).reshape(-1, hidden.shape[-1])
+        if self.tp_group.size() > 1:
+            # fp32 in, so that the gradient's parts from the ranks' columns meet before they are rounded, not after.
+            enter = gather_rows if self.config.sequence_parallel else copy_to_group
+            hidden = enter(hidden.float(), self.tp_group)
+        flat = hidden.reshape(-1, hidden.shape[-1])
         return linear_logp(
             take_rows(flat, batch.rows),
             weight,
             batch.targets,
             temperature=self.temperature,
             vocab_start=self.tp_group.rank() * weight.shape[0],
-            group=self.tp_group if self.tp_group.size() > 1 else None,
+            group=self.tp_group,
             real_vocab=self.shape.vocab,
         )
 
