@@ -17,14 +17,16 @@ from pathlib import Path
 LARGEST_VALUE = 199
 SHIPPED = Path(__file__).resolve().parents[2] / "src" / "samebits" / "presets" / "arithmetic"
 
-NAMES = (
-    "Ada Ali Amy Ana Ben Bob Dan Ella Emma Eva Hana Ian Jack Kim Leo Lily Mia Noah Omar Rosa Sam Tom Uma Zoe"
-).split()
-ITEMS = (
-    "apples balls beads books bells cakes cards coins cups eggs hats keys lemons masks nuts pears pens plums rings "
-    "roses shells stamps stars toys"
-).split()
-PLACES = "bakery farm garden market school shop store".split()
+NAMES = [
+    "Ada", "Ali", "Amy", "Ana", "Ben", "Bob", "Dan", "Ella", "Emma", "Eva", "Hana", "Ian", "Jack", "Kim",
+    "Leo", "Lily", "Mia", "Noah", "Omar", "Rosa", "Sam", "Tom", "Uma", "Zoe",
+]  # fmt: skip
+ITEMS = [
+    "apples", "balls", "beads", "books", "bells", "cakes", "cards", "coins", "cups", "eggs", "hats", "keys",
+    "lemons", "masks", "nuts", "pears", "pens", "plums", "rings", "roses", "shells", "stamps", "stars",
+    "toys",
+]  # fmt: skip
+PLACES = ["bakery", "farm", "garden", "market", "school", "shop", "store"]
 
 # A plan lists steps of three characters: operand, operation, operand. Letters are numbers of the problem,
 # digits are the results of earlier steps. `x` is multiplication.
@@ -165,12 +167,8 @@ def _solve(plan: str, numbers: dict[str, int]) -> tuple[tuple[str, ...], int] | 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Write the arithmetic prompts and the held-out evaluation problems."
-    )
-    parser.add_argument(
-        "--out", type=Path, default=SHIPPED, help="directory for prompts.jsonl and eval.jsonl"
-    )
+    parser = argparse.ArgumentParser(description="Write the arithmetic prompts and the held-out evaluation problems.")
+    parser.add_argument("--out", type=Path, default=SHIPPED, help="directory for prompts.jsonl and eval.jsonl")
     parser.add_argument("--prompts", type=int, default=6000, help="number of training prompts")
     parser.add_argument("--evaluation", type=int, default=500, help="number of held-out problems")
     parser.add_argument(
