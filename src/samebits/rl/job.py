@@ -45,16 +45,16 @@ def run_job(config: RunConfig, parts: Parts, watch: Watcher = lambda event: None
     Raises ValueError for bad input (nothing was written), FileExistsError when the run directory holds a
     run, RunFailed or OSError when the run broke: its records stay, without a seal.
     """
-    from tokenizers import Tokenizer
-
+    from samebits.rl.chat import ChatTokenizer
     from samebits.rl.prompts import PromptSet
     from samebits.rl.reward import reward
 
     inputs = resolve_inputs(config)
     contract = parts.contract(config, inputs)
-    tokenizer = Tokenizer.from_file(str(inputs.model / "tokenizer.json"))
-    prompts = PromptSet(inputs.prompts, tokenizer)
-    held_out = PromptSet(inputs.held_out, tokenizer) if inputs.held_out else None
+    tokenizer = ChatTokenizer(inputs.model)
+    longest = config.max_prompt_length
+    prompts = PromptSet(inputs.prompts, tokenizer, longest)
+    held_out = PromptSet(inputs.held_out, tokenizer, longest) if inputs.held_out else None
     ends = stop_ids(inputs.model)
 
     with ExitStack() as stack:
@@ -74,7 +74,7 @@ def run_job(config: RunConfig, parts: Parts, watch: Watcher = lambda event: None
             prompts=prompts,
             held_out=held_out,
             reward=reward,
-            decode=lambda ids: str(tokenizer.decode(list(ids))),
+            decode=tokenizer.decode,
             stop_ids=ends,
             rollout=rollout,
             trainer=trainer,
