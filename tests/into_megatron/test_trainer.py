@@ -77,10 +77,29 @@ def run_job(me: Rank, name: str, job: dict[str, Any], directory: str) -> dict[st
     trainer.export(f"{directory}/{name}")
     record = trainer.proof()
     assert json.loads(json.dumps(record))["case"] == settings["case"].groups()
-    assert all(patch["in_place"] for patch in record["patches"])
-    out["calls"] = torch.tensor([entry["calls"] for entry in record["modules"].values()])
+    check_record(record)
     trainer.close()
     return {f"{name}/{key}": tensor for key, tensor in out.items()}
+
+
+def check_record(record: dict[str, Any]) -> None:
+    """Every boundary was called, by the code that the case names; the kernels counted if any is ours."""
+    assert all(patch["in_place"] for patch in record["patches"])
+    for place, module in record["modules"].items():
+        assert module["calls"] > 0, f"{place} was never called"
+        wanted = record["case"].get(module["group"], module["route"])
+        assert module["route"] == wanted, f"{place}: {module['implementation']}"
+    assert {m["group"] for m in record["modules"].values()} == {"embedding", "attention", "ffn", "logp"}
+    assert {m["boundary"] for m in record["modules"].values()} == {
+        "embedding",
+        "rms_norm",
+        "linear",
+        "rotary",
+        "attention",
+        "swiglu",
+        "logprob",
+    }
+    assert any(record["counters"].values()) == ("R" in record["case"].values())
 
 
 def jobs_program(me: Rank, jobs: str, directory: str) -> dict[str, Tensor]:
