@@ -33,6 +33,7 @@ from samebits.arithmetic.rounding import canonical_nan
 GROUP = 8
 PRODUCT_FRACTION = 24
 SUM_FRACTION = 31
+ZERO_EXPONENT = -126
 
 
 def dot(a: Tensor, b: Tensor, acc: Tensor | None = None) -> Tensor:
@@ -48,7 +49,7 @@ def step(a: Tensor, b: Tensor, acc: Tensor) -> Tensor:
     (left, left_exponent), (right, right_exponent) = split(a), split(b)
     products = left[:, None] * right[None]
     exponents = left_exponent[:, None] + right_exponent[None]
-    peak = top_exponent(products, exponents)
+    peak = top_exponent(products, exponents, ZERO_EXPONENT)
     total = shift(products, exponents - peak[..., None] + (PRODUCT_FRACTION - 2 * BF16_FRACTION)).sum(-1)
     start, start_exponent = split(acc)
     top = torch.maximum(peak, start_exponent)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 BF16_FRACTION = 7  # bits below the leading one
 F32_FRACTION = 23
-ZERO_EXPONENT = -126  # what a zero counts for, whatever it is a product of
 
 
 def split(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,9 +37,9 @@ def special(x: Tensor) -> Tensor:
     return torch.where(x.isfinite(), x.sign(), x)
 
 
-def top_exponent(significand: Tensor, exponent: Tensor) -> Tensor:
-    """The largest exponent over the last axis, where a zero term counts as -126."""
-    return torch.where(significand != 0, exponent, ZERO_EXPONENT).amax(-1)
+def top_exponent(significand: Tensor, exponent: Tensor, zero: int) -> Tensor:
+    """The largest exponent over the last axis, where a zero term counts as `zero`."""
+    return torch.where(significand != 0, exponent, zero).amax(-1)
 
 
 def shift(value: Tensor, left: Tensor) -> Tensor:
@@ -64,9 +63,12 @@ def nearest_fp32(value: Tensor, unit: Tensor) -> Tensor:
 
 
 def truncated_fp32(value: Tensor, unit: Tensor) -> Tensor:
-    """value * 2^unit as fp32, toward zero, gradual underflow; from 2^128 on infinity. |value| < 2^53."""
+    """value * 2^unit as fp32, toward zero, gradual underflow, +0 for what vanishes; from 2^128 on infinity.
+
+    |value| < 2^53.
+    """
     magnitude = value.abs()
     bits = torch.frexp(magnitude.double()).exponent.long()
     drop = torch.maximum(bits - 24, -149 - unit).clamp(0, 62)
     kept = (magnitude >> drop).double() * power_of_two(unit + drop)
-    return (value.sign().double() * kept).float()
+    return torch.where(kept == 0, 0.0, value.sign() * kept).float()

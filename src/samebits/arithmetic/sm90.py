@@ -4,9 +4,11 @@ One step takes 16 consecutive k. The 16 exact products and the accumulator are a
 exponent, each is cut off (toward zero) at 25 fractional bits, the integers are summed exactly, and the sum is
 cut off (toward zero) to fp32. `docs/arithmetic.md` says what was measured and where.
 
-Corners: an exponent is that of the encoding (a product's is the sum of its factors', its significand product
-in [1, 4) is not normalised first), -126 for subnormals and zeros, also for a zero product; a sum of zero is +0; a sum from 2^128 on is infinity; infinities and NaN follow
-IEEE (inf * 0 and inf - inf are NaN), every NaN is 0x7fffffff. A short last group is filled with zeros.
+Corners, all measured on an H200: exponents are those of the encoding (a product's is the sum of its factors',
+and its significand product in [1, 4) is not normalised first), -126 for subnormals; zeros, of the accumulator
+or a product, count as -133 whatever the partner; a sum of zero and one that vanishes below 2^-149 are +0; a sum
+from 2^128 on is infinity; infinities and NaN follow IEEE (inf * 0 and inf - inf are NaN), every NaN is
+0x7fffffff. A short last group is filled with zeros.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from samebits.arithmetic.exact import BF16_FRACTION, F32_FRACTION, shift, specia
 
 GROUP = 16
 FRACTION = 25
+ZERO_EXPONENT = -133
 NAN = 0x7FFFFFFF
 
 
@@ -35,7 +38,8 @@ def step(a: Tensor, b: Tensor, acc: Tensor) -> Tensor:
     products = left[:, None] * right[None]
     exponents = left_exponent[:, None] + right_exponent[None]
     start, start_exponent = split(acc)
-    top = torch.maximum(top_exponent(products, exponents), start_exponent)
+    start_top = top_exponent(start[..., None], start_exponent[..., None], ZERO_EXPONENT)
+    top = torch.maximum(top_exponent(products, exponents, ZERO_EXPONENT), start_top)
     aligned = shift(products, exponents - top[..., None] + (FRACTION - 2 * BF16_FRACTION)).sum(-1)
     aligned += shift(start, start_exponent - top + (FRACTION - F32_FRACTION))
     rounded = truncated_fp32(aligned, top - FRACTION)

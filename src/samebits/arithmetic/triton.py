@@ -55,7 +55,8 @@ def exp2_of(t):
 @triton.jit
 def sigmoid_of(x):
     """1 / (1 + 2^(-x log2 e)), as `samebits.arithmetic.sigmoid`."""
-    return tl.div_rn(1.0, 1.0 + exp2_of(x * _MINUS_LOG2_E))
+    # the card's own operations write other NaN bits
+    return tl.where(x != x, float("nan"), tl.div_rn(1.0, 1.0 + exp2_of(x * _MINUS_LOG2_E)))
 
 
 @triton.jit

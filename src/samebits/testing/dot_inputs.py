@@ -79,6 +79,17 @@ def underflow_from_zero(m: int, n: int, k: int, g: Generator) -> Inputs:
     return _bf16(_wide((m, k), -78, -74, g)), _bf16(_wide((n, k), -78, -74, g)), None
 
 
+def underflow_beside_zeros(m: int, n: int, k: int, g: Generator) -> Inputs:
+    """The same with zero products among them and accumulators that are zeros of both signs."""
+    a = _mixed(0.6, _wide((m, k), -78, -74, g), _choice([0.0, -0.0], (m, k), g), g)
+    return _bf16(a), _bf16(_wide((n, k), -78, -74, g)), _choice([0.0, -0.0], (m, n), g)
+
+
+def subnormal_start(m: int, n: int, k: int, g: Generator) -> Inputs:
+    """Subnormal accumulators and products of their size and below."""
+    return _bf16(_wide((m, k), -80, -72, g)), _bf16(_wide((n, k), -82, -70, g)), _wide((m, n), -149, -127, g)
+
+
 def subnormal_factors(m: int, n: int, k: int, g: Generator) -> Inputs:
     a = _mixed(0.7, _wide((m, k), -133, -127, g), _wide((m, k), -126, -100, g), g)
     return _bf16(a), _bf16(_wide((n, k), -10, 120, g)), _wide((m, n), -140, 0, g)
@@ -146,7 +157,7 @@ DISTRIBUTIONS: dict[str, Callable[[int, int, int, Generator], Inputs]] = {
     f.__name__: f
     for f in (
         normal, cancellation, wide_exponents, whole_range, overflow, underflow, underflow_from_zero,
-        subnormal_factors, subnormal_alone, zero_with_huge_partner, signed_zeros, negative_zeros, infinities, nans,
-        large_start, extreme_start, one_significand,
+        underflow_beside_zeros, subnormal_start, subnormal_factors, subnormal_alone, zero_with_huge_partner,
+        signed_zeros, negative_zeros, infinities, nans, large_start, extreme_start, one_significand,
     )
 }  # fmt: skip
