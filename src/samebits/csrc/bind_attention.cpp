@@ -70,7 +70,7 @@ void write_kv(const uint16_t* key, int64_t key_token, int64_t key_head, const ui
 }  // namespace
 
 void bind_attention(nb::module_& m) {
-  static Counter packed("attention"), paged("paged_attention"), written("write_kv");
+  static Counter packed("attention"), backward("attention_backward"), paged("paged_attention"), written("write_kv");
   m.def("attention_packed",
         [](Address q, int64_t q_token, int64_t q_head, Address k, int64_t k_token, int64_t k_head, Address v,
            int64_t v_token, int64_t v_head, Address q_offsets, Address k_offsets, Address positions,
@@ -83,6 +83,22 @@ void bind_attention(nb::module_& m) {
           check_packed(call, keys);
           packed.bump();
           SB_CALL(attention_forward, call);
+        }, Release());
+  m.def("attention_backward",
+        [](Address q, int64_t q_token, int64_t q_head, Address k, int64_t k_token, int64_t k_head, Address v,
+           int64_t v_token, int64_t v_head, Address dout, int64_t dout_token, int64_t dout_head, Address q_offsets,
+           Address k_offsets, Address positions, int64_t sequences, int64_t tokens, int64_t keys, int64_t heads,
+           int64_t kv_heads, int64_t head_dim, float c, float scale, Address out, Address largest, Address sum,
+           Address dq, Address dk, Address dv) {
+          AttentionCall call{at<uint16_t>(q), q_token, q_head, at<uint16_t>(k), at<uint16_t>(v), k_token, k_head,
+                             v_token, v_head, 0, 0, 0, nullptr, at<int32_t>(q_offsets), at<int32_t>(k_offsets), nullptr,
+                             at<int32_t>(positions), sequences, tokens, heads, kv_heads, head_dim, c,
+                             at<uint16_t>(out), at<float>(largest), at<float>(sum)};
+          AttentionGradients gradients{call, at<uint16_t>(dout), dout_token, dout_head, scale, keys,
+                                       at<uint16_t>(dq), at<uint16_t>(dk), at<uint16_t>(dv)};
+          check_packed(call, keys);
+          backward.bump();
+          SB_CALL(attention_backward, gradients);
         }, Release());
   m.def("attention_paged",
         [](Address q, int64_t q_token, int64_t q_head, Address cache, int64_t blocks, int64_t page_size,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from samebits import _cpu
-from samebits.ops.attention.reference import backward as backward
 from samebits.ops.attention.scale import exponent_scale
 
 
@@ -42,6 +41,46 @@ def forward(
         0 if lsum is None else lsum.data_ptr(),
     )
     return out, m, lsum
+
+
+def backward(
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    m: torch.Tensor,
+    lsum: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    q_positions: torch.Tensor | None,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    dq, dk, dv = (torch.empty(x.shape, dtype=torch.bfloat16) for x in (q, k, v))
+    _cpu.attention_backward(
+        *_rows(q),
+        *_rows(k),
+        *_rows(v),
+        *_rows(dout),
+        cu_seqlens_q.data_ptr(),
+        cu_seqlens.data_ptr(),
+        0 if q_positions is None else q_positions.data_ptr(),
+        cu_seqlens.shape[0] - 1,
+        q.shape[0],
+        k.shape[0],
+        q.shape[1],
+        k.shape[1],
+        q.shape[2],
+        exponent_scale(scale),
+        scale,
+        out.data_ptr(),
+        m.data_ptr(),
+        lsum.data_ptr(),
+        dq.data_ptr(),
+        dk.data_ptr(),
+        dv.data_ptr(),
+    )
+    return dq, dk, dv
 
 
 def paged(
