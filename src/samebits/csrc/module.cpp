@@ -10,6 +10,7 @@ namespace samebits {
 void bind_linear(nb::module_&);
 void bind_attention(nb::module_&);
 void bind_rms_norm(nb::module_&);
+void bind_logprob(nb::module_&);
 void bind_elementwise(nb::module_&);
 
 }  // namespace samebits
@@ -31,5 +32,6 @@ NB_MODULE(_cpu, m) {
   bind_linear(m);
   bind_attention(m);
   bind_rms_norm(m);
+  bind_logprob(m);
   bind_elementwise(m);
 }
