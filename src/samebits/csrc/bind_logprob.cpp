@@ -4,6 +4,7 @@ namespace samebits {
 
 void bind_logprob(nb::module_& m) {
   static Counter states("lse_states"), rows_logprob("logprob"), draws("sample");
+  static Counter head("linear_logp"), gradients("linear_logp_backward");
   m.def("lse_states",
         [](Address logits, int64_t stride, int64_t rows, int64_t columns, Address temperatures, float temperature,
            Address out) {
@@ -30,6 +31,22 @@ void bind_logprob(nb::module_& m) {
           draws.bump();
           SB_CALL(sample, at<float>(logits), stride, rows, columns, at<float>(temperatures), temperature,
                   at<int64_t>(seeds), at<int64_t>(positions), at<int64_t>(tokens), at<float>(logp));
+        }, Release());
+  m.def("head_states",
+        [](Address hidden, Address weight, Address bias, Address targets, Address temperatures, float temperature,
+           Address out, int64_t rows, int64_t columns, int64_t depth) {
+          head.bump();
+          SB_CALL(head_states, at<uint16_t>(hidden), at<uint16_t>(weight), at<float>(bias), at<int64_t>(targets),
+                  at<float>(temperatures), temperature, at<int64_t>(out), rows, columns, depth);
+        }, Release());
+  m.def("head_gradients",
+        [](Address upstream, Address hidden, Address weight, Address bias, Address targets, Address temperatures,
+           float temperature, Address lse, Address dhidden, Address dw, Address dbias, int64_t rows, int64_t columns,
+           int64_t depth) {
+          gradients.bump();
+          SB_CALL(head_gradients, at<float>(upstream), at<uint16_t>(hidden), at<uint16_t>(weight), at<float>(bias),
+                  at<int64_t>(targets), at<float>(temperatures), temperature, at<float>(lse), at<float>(dhidden),
+                  at<float>(dw), at<float>(dbias), rows, columns, depth);
         }, Release());
 }
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 
 from samebits import _cpu
-from samebits.ops.logprob.reference import linear_backward as linear_backward
-from samebits.ops.logprob.reference import linear_state as linear_state
 from samebits.ops.logprob.rows import Temperature
 
 
@@ -50,3 +48,57 @@ def logprob(logits: torch.Tensor, targets: torch.Tensor, temperature: Temperatur
         out.data_ptr(),
     )
     return out
+
+
+def linear_state(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    temperature: Temperature,
+) -> torch.Tensor:
+    rows, depth = hidden.shape
+    out = torch.empty(rows, 6, dtype=torch.int64)
+    _cpu.head_states(
+        hidden.data_ptr(),
+        weight.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        targets.data_ptr(),
+        *as_arguments(temperature),
+        out.data_ptr(),
+        rows,
+        weight.shape[0],
+        depth,
+    )
+    return out
+
+
+def linear_backward(
+    upstream: torch.Tensor,
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    temperature: Temperature,
+    lse: torch.Tensor,
+    dw: torch.Tensor | None,
+    dbias: torch.Tensor | None,
+) -> torch.Tensor:
+    rows, depth = hidden.shape
+    dhidden = torch.empty(rows, depth, dtype=torch.float32)
+    _cpu.head_gradients(
+        upstream.data_ptr(),
+        hidden.data_ptr(),
+        weight.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        targets.data_ptr(),
+        *as_arguments(temperature),
+        lse.data_ptr(),
+        dhidden.data_ptr(),
+        0 if dw is None else dw.data_ptr(),
+        0 if dbias is None else dbias.data_ptr(),
+        rows,
+        weight.shape[0],
+        depth,
+    )
+    return dhidden
