@@ -15,16 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LARGEST_VALUE = 199
+EVALUATION_SEED = 20260
+EVALUATION_PROBLEMS = 500
 SHIPPED = Path(__file__).resolve().parents[2] / "src" / "samebits" / "presets" / "arithmetic"
 
-NAMES = (
-    "Ada Ali Amy Ana Ben Bob Dan Ella Emma Eva Hana Ian Jack Kim Leo Lily Mia Noah Omar Rosa Sam Tom Uma Zoe"
-).split()
-ITEMS = (
-    "apples balls beads books bells cakes cards coins cups eggs hats keys lemons masks nuts pears pens plums rings "
-    "roses shells stamps stars toys"
-).split()
-PLACES = "bakery farm garden market school shop store".split()
+NAMES = [
+    "Ada", "Ali", "Amy", "Ana", "Ben", "Bob", "Dan", "Ella", "Emma", "Eva", "Hana", "Ian", "Jack", "Kim",
+    "Leo", "Lily", "Mia", "Noah", "Omar", "Rosa", "Sam", "Tom", "Uma", "Zoe",
+]  # fmt: skip
+ITEMS = [
+    "apples", "balls", "beads", "books", "bells", "cakes", "cards", "coins", "cups", "eggs", "hats", "keys",
+    "lemons", "masks", "nuts", "pears", "pens", "plums", "rings", "roses", "shells", "stamps", "stars",
+    "toys",
+]  # fmt: skip
+PLACES = ["bakery", "farm", "garden", "market", "school", "shop", "store"]
 
 # A plan lists steps of three characters: operand, operation, operand. Letters are numbers of the problem,
 # digits are the results of earlier steps. `x` is multiplication.
@@ -165,16 +169,12 @@ def _solve(plan: str, numbers: dict[str, int]) -> tuple[tuple[str, ...], int] | 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Write the arithmetic prompts and the held-out evaluation problems."
-    )
-    parser.add_argument(
-        "--out", type=Path, default=SHIPPED, help="directory for prompts.jsonl and eval.jsonl"
-    )
+    parser = argparse.ArgumentParser(description="Write the arithmetic prompts and the held-out evaluation problems.")
+    parser.add_argument("--out", type=Path, default=SHIPPED, help="directory for prompts.jsonl and eval.jsonl")
     parser.add_argument("--prompts", type=int, default=6000, help="number of training prompts")
-    parser.add_argument("--evaluation", type=int, default=500, help="number of held-out problems")
+    parser.add_argument("--evaluation", type=int, default=EVALUATION_PROBLEMS, help="number of held-out problems")
     parser.add_argument(
-        "--seed", type=int, default=20260, help="seed; the held-out problems use it, the prompts the next"
+        "--seed", type=int, default=EVALUATION_SEED, help="seed; the held-out problems use it, the prompts the next"
     )
     arguments = parser.parse_args()
     held_out = evaluation_problems(arguments.seed, arguments.evaluation)

@@ -73,9 +73,7 @@ def _corpus(seed: int, problems: int) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train the arithmetic model's tokenizer.")
-    parser.add_argument(
-        "--out", type=Path, default=SHIPPED / "model", help="directory for the tokenizer's files"
-    )
+    parser.add_argument("--out", type=Path, default=SHIPPED / "model", help="directory for the tokenizer's files")
     parser.add_argument("--problems", type=int, default=20000, help="problems in the corpus")
     parser.add_argument("--max-length", type=int, default=1024, help="the model's longest sequence")
     parser.add_argument("--seed", type=int, default=3, help="seed of the corpus")

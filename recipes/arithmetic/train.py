@@ -18,7 +18,15 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from problems import SHIPPED, Problem, evaluation_problems, operand_set, supply
+from problems import (
+    EVALUATION_PROBLEMS,
+    EVALUATION_SEED,
+    SHIPPED,
+    Problem,
+    evaluation_problems,
+    operand_set,
+    supply,
+)
 from tokenizer import END, PAD, VOCABULARY, prompt_text
 from tokenizer import train as train_tokenizer
 from tokenizer import write as write_tokenizer
@@ -78,9 +86,7 @@ class Accuracy:
     worked: float
 
 
-def encode(
-    problems: list[Problem], estimated: list[bool], tokenizer: Tokenizer
-) -> tuple[torch.Tensor, torch.Tensor]:
+def encode(problems: list[Problem], estimated: list[bool], tokenizer: Tokenizer) -> tuple[torch.Tensor, torch.Tensor]:
     """Padded token ids and their loss labels, int64 [problems, longest]; only responses carry labels."""
     pad, end = tokenizer.token_to_id(PAD), tokenizer.token_to_id(END)
     prompts = tokenizer.encode_batch([prompt_text(problem.text) for problem in problems])
@@ -113,9 +119,7 @@ def rate(step: int, settings: Settings) -> float:
     warm = max(1, settings.steps // 20)
     if step < warm:
         return settings.learning_rate * (step + 1) / warm
-    return (
-        settings.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, settings.steps - warm)))
-    )
+    return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, settings.steps - warm)))
 
 
 def train(model: Qwen3ForCausalLM, tokenizer: Tokenizer, settings: Settings, device: torch.device) -> None:
@@ -132,9 +136,7 @@ def train(model: Qwen3ForCausalLM, tokenizer: Tokenizer, settings: Settings, dev
         rows = rows.to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             logits = model(ids[rows, :-1], use_cache=False).logits
-        loss = functional.cross_entropy(
-            logits.flatten(0, 1).float(), labels[rows, 1:].flatten(), ignore_index=IGNORED
-        )
+        loss = functional.cross_entropy(logits.flatten(0, 1).float(), labels[rows, 1:].flatten(), ignore_index=IGNORED)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -144,9 +146,7 @@ def train(model: Qwen3ForCausalLM, tokenizer: Tokenizer, settings: Settings, dev
 
 
 @torch.no_grad()
-def respond(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, problems: list[Problem], sampled: bool
-) -> list[str]:
+def respond(model: Qwen3ForCausalLM, tokenizer: Tokenizer, problems: list[Problem], sampled: bool) -> list[str]:
     """One response per problem, at temperature 1 or greedy."""
     pad, end = tokenizer.token_to_id(PAD), tokenizer.token_to_id(END)
     prompts = [encoding.ids for encoding in tokenizer.encode_batch([prompt_text(p.text) for p in problems])]
@@ -156,12 +156,12 @@ def respond(
         ids,
         attention_mask=(ids != pad).long(),
         do_sample=sampled,
-        top_k=0,
+        **({"top_k": 0} if sampled else {}),
         max_new_tokens=MAX_RESPONSE,
         eos_token_id=end,
         pad_token_id=pad,
     )
-    return [text for text in tokenizer.decode_batch(output[:, width:].tolist())]
+    return list(tokenizer.decode_batch(output[:, width:].tolist()))
 
 
 def is_right(problem: Problem, response: str) -> bool:
@@ -172,9 +172,7 @@ def is_right(problem: Problem, response: str) -> bool:
 def evaluate(model: Qwen3ForCausalLM, tokenizer: Tokenizer, settings: Settings, repeats: int = 4) -> Accuracy:
     """Accuracies on the held-out problems, sampled ones over `repeats` responses each."""
     problems = evaluation_problems(settings.evaluation_seed, settings.evaluation_problems)
-    greedy = [
-        is_right(p, r) for p, r in zip(problems, respond(model, tokenizer, problems, False), strict=True)
-    ]
+    greedy = [is_right(p, r) for p, r in zip(problems, respond(model, tokenizer, problems, False), strict=True)]
     torch.manual_seed(settings.seed)
     right: dict[bool, list[bool]] = {True: [], False: []}
     for _ in range(repeats):
@@ -193,9 +191,7 @@ def _mean(values: list[bool]) -> float:
     return round(sum(values) / max(1, len(values)), 4)
 
 
-def write(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, settings: Settings, accuracy: Accuracy, out: Path
-) -> None:
+def write(model: Qwen3ForCausalLM, tokenizer: Tokenizer, settings: Settings, accuracy: Accuracy, out: Path) -> None:
     """Writes the Hugging Face directory and `recipe.json`."""
     model.save_pretrained(out)
     end = tokenizer.token_to_id(END)
@@ -218,21 +214,15 @@ def write(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=SHIPPED / "model", help="directory to write")
     parser.add_argument("--steps", type=int, default=1600, help="training steps")
     parser.add_argument("--batch", type=int, default=512, help="demonstrations per step")
     parser.add_argument("--learning-rate", type=float, default=4e-3, help="peak of the schedule")
-    parser.add_argument(
-        "--estimate-share", type=float, default=0.57, help="share of demonstrations that estimate"
-    )
-    parser.add_argument("--problems", type=int, default=150000, help="distinct demonstrations")
+    parser.add_argument("--estimate-share", type=float, default=0.57, help="share of demonstrations that estimate")
+    parser.add_argument("--problems", type=int, default=150000, help="demonstrations to draw batches from")
     parser.add_argument("--seed", type=int, default=1, help="seed of weights, demonstrations and their order")
-    parser.add_argument(
-        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda"
-    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
     arguments = parser.parse_args()
     settings = Settings(
         seed=arguments.seed,
@@ -241,8 +231,8 @@ def main() -> None:
         learning_rate=arguments.learning_rate,
         estimate_share=arguments.estimate_share,
         problems=arguments.problems,
-        evaluation_seed=20260,
-        evaluation_problems=500,
+        evaluation_seed=EVALUATION_SEED,
+        evaluation_problems=EVALUATION_PROBLEMS,
     )
     device = torch.device(arguments.device)
     tokenizer = train_tokenizer(seed=3, problems=20000)

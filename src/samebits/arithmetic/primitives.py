@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from samebits.arithmetic.fma32 import fma
+from samebits.arithmetic.rounding import canonical_nan
 
 LOG2_E = float.fromhex("0x1.715476p+0")  # log2(e), rounded to fp32
 
@@ -49,8 +50,8 @@ def exp2(t: torch.Tensor) -> torch.Tensor:
 
 
 def sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """1 / (1 + 2^(-x log2 e)) in fp32."""
-    return 1.0 / (1.0 + exp2(x * -LOG2_E))
+    """1 / (1 + 2^(-x log2 e)) in fp32; NaN is 0x7fc00000."""
+    return canonical_nan(1.0 / (1.0 + exp2(x * -LOG2_E)))
 
 
 def fold_halves(lanes: torch.Tensor) -> torch.Tensor:

@@ -10,13 +10,10 @@ from typing import Any
 
 import typer
 
-from samebits.cli.progress import Watch
-from samebits.cli.wiring import parts
 from samebits.evidence.verdict import Verdict
 from samebits.evidence.verify import Verification, verify
-from samebits.report import write_report
 from samebits.rl.config import RunConfig, load_config, to_toml
-from samebits.rl.job import run_job
+from samebits.rl.inputs import resolve_inputs
 from samebits.rl.protocols import RunFailed
 
 INTERRUPTED = 130
@@ -49,6 +46,13 @@ def _printed(config: RunConfig, form: str) -> str:
 
 
 def _run(config: RunConfig) -> int:
+    # Bad input is named before torch is loaded for those who have to read the error.
+    resolve_inputs(config)
+    from samebits.cli.progress import Watch
+    from samebits.cli.wiring import parts
+    from samebits.report import write_report
+    from samebits.rl.job import run_job
+
     signal.signal(signal.SIGTERM, _interrupt)
     with Watch() as watch:
         run_job(config, parts(), watch)

@@ -8,7 +8,9 @@
 namespace samebits {
 
 void bind_linear(nb::module_&);
+void bind_attention(nb::module_&);
 void bind_rms_norm(nb::module_&);
+void bind_logprob(nb::module_&);
 void bind_elementwise(nb::module_&);
 
 }  // namespace samebits
@@ -28,6 +30,8 @@ NB_MODULE(_cpu, m) {
     SB_CALL(primitive, which, at<float>(x), at<float>(y), n);
   }, Release());
   bind_linear(m);
+  bind_attention(m);
   bind_rms_norm(m);
+  bind_logprob(m);
   bind_elementwise(m);
 }

@@ -13,6 +13,7 @@ from samebits.collectives import copy_to_group, gather_rows, scatter_rows, selec
 from samebits.into_megatron.config import TrainerCase
 from samebits.into_megatron.layout import MicroBatch
 from samebits.into_megatron.model import ModelShape
+from samebits.into_megatron.proof import CallCounts
 from samebits.into_megatron.rows import take_rows
 from samebits.ops.embedding import embedding
 from samebits.ops.logprob import linear_logp
@@ -72,15 +73,18 @@ class ScoringModel(GPTModel):
         return score(hidden_states, weight, labels)
 
     def _score_strict(self, hidden: Tensor, weight: Tensor, batch: MicroBatch) -> Tensor:
-        enter = gather_rows if self.config.sequence_parallel else copy_to_group
-        flat = enter(hidden, self.tp_group).reshape(-1, hidden.shape[-1])
+        if self.tp_group.size() > 1:
+            # fp32 in, so that the gradient's parts from the ranks' columns meet before they are rounded, not after.
+            enter = gather_rows if self.config.sequence_parallel else copy_to_group
+            hidden = enter(hidden.float(), self.tp_group)
+        flat = hidden.reshape(-1, hidden.shape[-1])
         return linear_logp(
             take_rows(flat, batch.rows),
             weight,
             batch.targets,
             temperature=self.temperature,
             vocab_start=self.tp_group.rank() * weight.shape[0],
-            group=self.tp_group if self.tp_group.size() > 1 else None,
+            group=self.tp_group,
             real_vocab=self.shape.vocab,
         )
 
@@ -103,3 +107,15 @@ class ScoringModel(GPTModel):
         """How many of this rank's last vocabulary columns belong to no token."""
         end = (self.tp_group.rank() + 1) * columns
         return min(columns, max(0, end - self.shape.vocab))
+
+
+def count_calls(model: ScoringModel) -> CallCounts:
+    """Count the calls of every boundary of `model` from now on, also of those that are no module of their own."""
+    calls = CallCounts(model)
+    score = linear_logp if model.case.logp == "R" else vocab_parallel_cross_entropy
+    model.register_forward_hook(calls.counter("log_probability", score))
+    if not model.case.all_native:
+        # Megatron's embedding module only holds the table then, and its own hook never fires.
+        calls.modules.pop("embedding.word_embeddings")
+        model.register_forward_hook(calls.counter("embedding.word_embeddings", embedding))
+    return calls

@@ -15,7 +15,8 @@ from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
-from samebits.collectives import copy_to_group, gather_rows, tree_all_reduce, tree_reduce_scatter
+from samebits.collectives import gather_rows, tree_all_reduce, tree_reduce_scatter
+from samebits.into_megatron.column_parallel import column_parallel
 from samebits.into_megatron.layout import Packing
 from samebits.into_megatron.rows import take_rows
 from samebits.ops.attention import attention
@@ -45,9 +46,9 @@ class StrictColumnParallelLinear(ColumnParallelLinear):
     def forward(
         self, input_: Tensor, weight: Tensor | None = None, runtime_gather_output: bool | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        enter = gather_rows if self.sequence_parallel else copy_to_group
         bias = None if self.skip_bias_add else self.bias
-        output = linear(enter(input_, self.tp_group), self.weight if weight is None else weight, bias)
+        weight = self.weight if weight is None else weight
+        output = column_parallel(input_, weight, bias, self.tp_group, self.sequence_parallel)
         return output, self.bias if self.skip_bias_add else None
 
 

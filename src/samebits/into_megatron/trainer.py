@@ -17,13 +17,14 @@ from torch import Tensor
 from samebits import _cpu
 from samebits.bits import digest
 from samebits.collectives import gather_states
-from samebits.into_megatron import cpu_stand_ins, layout, proof
+from samebits.into_megatron import cpu_stand_ins, layout
 from samebits.into_megatron.config import TrainerConfig
-from samebits.into_megatron.gpt import ScoringModel
+from samebits.into_megatron.gpt import ScoringModel, count_calls
 from samebits.into_megatron.loss import token_terms
 from samebits.into_megatron.model import ModelShape, read_shape, transformer_config
 from samebits.into_megatron.ordered import clip_gradients, gradient_norm, ordered_sum
 from samebits.into_megatron.parallel import start_groups, stop_groups
+from samebits.into_megatron.proof import route_record
 from samebits.into_megatron.spec import block_spec
 from samebits.into_megatron.weights import from_megatron, load_parameters, save_tensors
 from samebits.timeline.types import SampleKey, StepResult, TrainSample
@@ -54,7 +55,7 @@ class TrainerRank:
         self.cp_group = parallel_state.get_context_parallel_group()
         policy = self._build(config.model, self.shape)
         self.reference = self._build_reference()
-        self.calls = proof.CallCounts(policy)
+        self.calls = count_calls(policy)
         self.policy = DistributedDataParallel(
             policy.config,
             DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=False),
@@ -119,6 +120,7 @@ class TrainerRank:
 
         The loss is the mean over all active tokens of the batch, however it is cut into micro-batches.
         """
+        self._check(samples)
         started = time.perf_counter()
         seconds = {"reference": 0.0, "forward": 0.0, "backward": 0.0}
         slots = layout.first_slots(samples)
@@ -151,6 +153,18 @@ class TrainerRank:
         reported = self._from_owners(samples, reported)
         seconds["total"] = time.perf_counter() - started
         return self._result(step, samples, reported, norm, seconds)
+
+    def _check(self, samples: Sequence[TrainSample]) -> None:
+        """Raise ValueError naming the first sample that the model cannot score."""
+        for sample in samples:
+            length = len(sample.token_ids)
+            if not 1 <= sample.prompt_length <= length <= self.shape.max_positions:
+                raise ValueError(
+                    f"sample {sample.key}: prompt of {sample.prompt_length} in a sequence of {length} tokens; "
+                    f"want a prompt of at least 1 token and at most {self.shape.max_positions} tokens in all"
+                )
+            if min(sample.token_ids) < 0 or max(sample.token_ids) >= self.shape.vocab:
+                raise ValueError(f"sample {sample.key}: token ids must be in [0, {self.shape.vocab})")
 
     def _micro_batches(self, samples: Sequence[TrainSample], slots: Sequence[int]) -> list[layout.MicroBatch]:
         config = self.config
@@ -212,6 +226,7 @@ class TrainerRank:
 
     def score(self, samples: Sequence[TrainSample]) -> dict[SampleKey, tuple[int, ...]]:
         """Log-probability bits of every active token under the current weights; nothing is updated."""
+        self._check(samples)
         slots = layout.first_slots(samples)
         logp = torch.zeros(slots[-1], 1, dtype=torch.float32)
         for batch in self._micro_batches(samples, slots):
@@ -236,22 +251,8 @@ class TrainerRank:
 
     def proof(self) -> dict[str, Any]:
         """What this process computed with: routes and calls per boundary, kernel counters, patches in place."""
-        config = self.config
         patches = cpu_stand_ins.RESIDENT if cpu_stand_ins.needed() else ()
-        return {
-            "process": f"trainer-{self.rank}",
-            "role": "trainer",
-            "rank": self.rank,
-            "parallel": {"tp": config.tp, "cp": config.cp, "sequence_parallel": config.sequence_parallel},
-            "case": config.case.groups(),
-            "contract": config.contract,
-            "segments": config.max_tp,
-            "modules": self.calls.as_data(config.case),
-            "counters": dict(_cpu.counters()),
-            "instruction_set": _cpu.instruction_set(),
-            "versions": proof.versions(),
-            "patches": [patch.record() for patch in patches],
-        }
+        return route_record(self.config, self.rank, self.calls, patches)
 
     def close(self) -> None:
         """Leave the process groups and undo the stand-ins."""

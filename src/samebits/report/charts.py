@@ -36,7 +36,7 @@ def number(value: float) -> str:
     """A value in few characters: whole numbers as such, others with three or four significant digits."""
     if value == int(value) and abs(value) < 1e7:
         return f"{int(value):,}".replace(",", "\u2009")
-    return f"{value:.4g}" if abs(value) >= 1e-3 else f"{value:.2e}"
+    return f"{value:.4g}" if abs(value) >= 1e-3 else f"{value:.3g}"
 
 
 def line_chart(points: Sequence[tuple[int, float]], *, zero: bool, top: float | None = None) -> str:
@@ -96,9 +96,11 @@ def _frame(points: Sequence[tuple[int, float]], *, zero: bool, top: float | None
     low, high = min(values), max(values)
     if zero:
         low, high = min(low, 0.0), max(high, 0.0)
+    if zero and high > low:
+        high += 0.05 * (high - low)
     if high == low:
         low, high = (0.0, 1.0) if high == 0 else sorted((0.0, 2 * high))
-    elif not zero:
+    if not zero:
         low, high = low - 0.06 * (high - low), high + 0.06 * (high - low)
     return Frame(first=points[0][0], last=points[-1][0], low=low, high=high if top is None else top, pad=pad)
 

