@@ -232,7 +232,7 @@ def test_temperature_is_applied_once(one_rank: Results, models: dict[str, str]) 
 def test_these_comparisons_can_fail(one_rank: Results, models: dict[str, str], tmp_path: Path) -> None:
     segments = first_difference(one_rank("one-segment", "score"), one_rank("whole", "score"))
     assert segments is not None
-    assert segments.count > 20
+    assert segments.count >= 5
     assert first_difference(one_rank("whole", "logp1"), one_rank("whole", "logp0")) is not None
 
 
