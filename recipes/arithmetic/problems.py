@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LARGEST_VALUE = 199
+EVALUATION_SEED = 20260
+EVALUATION_PROBLEMS = 500
 SHIPPED = Path(__file__).resolve().parents[2] / "src" / "samebits" / "presets" / "arithmetic"
 
 NAMES = [
@@ -170,9 +172,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write the arithmetic prompts and the held-out evaluation problems.")
     parser.add_argument("--out", type=Path, default=SHIPPED, help="directory for prompts.jsonl and eval.jsonl")
     parser.add_argument("--prompts", type=int, default=6000, help="number of training prompts")
-    parser.add_argument("--evaluation", type=int, default=500, help="number of held-out problems")
+    parser.add_argument("--evaluation", type=int, default=EVALUATION_PROBLEMS, help="number of held-out problems")
     parser.add_argument(
-        "--seed", type=int, default=20260, help="seed; the held-out problems use it, the prompts the next"
+        "--seed", type=int, default=EVALUATION_SEED, help="seed; the held-out problems use it, the prompts the next"
     )
     arguments = parser.parse_args()
     held_out = evaluation_problems(arguments.seed, arguments.evaluation)

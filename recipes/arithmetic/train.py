@@ -18,7 +18,15 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from problems import SHIPPED, Problem, evaluation_problems, operand_set, supply
+from problems import (
+    EVALUATION_PROBLEMS,
+    EVALUATION_SEED,
+    SHIPPED,
+    Problem,
+    evaluation_problems,
+    operand_set,
+    supply,
+)
 from tokenizer import END, PAD, VOCABULARY, prompt_text
 from tokenizer import train as train_tokenizer
 from tokenizer import write as write_tokenizer
@@ -212,7 +220,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=512, help="demonstrations per step")
     parser.add_argument("--learning-rate", type=float, default=4e-3, help="peak of the schedule")
     parser.add_argument("--estimate-share", type=float, default=0.57, help="share of demonstrations that estimate")
-    parser.add_argument("--problems", type=int, default=150000, help="distinct demonstrations")
+    parser.add_argument("--problems", type=int, default=150000, help="demonstrations to draw batches from")
     parser.add_argument("--seed", type=int, default=1, help="seed of weights, demonstrations and their order")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
     arguments = parser.parse_args()
@@ -223,8 +231,8 @@ def main() -> None:
         learning_rate=arguments.learning_rate,
         estimate_share=arguments.estimate_share,
         problems=arguments.problems,
-        evaluation_seed=20260,
-        evaluation_problems=500,
+        evaluation_seed=EVALUATION_SEED,
+        evaluation_problems=EVALUATION_PROBLEMS,
     )
     device = torch.device(arguments.device)
     tokenizer = train_tokenizer(seed=3, problems=20000)

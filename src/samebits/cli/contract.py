@@ -6,6 +6,7 @@ import difflib
 import json
 
 import typer
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -38,7 +39,10 @@ def show_command(boundary: str | None, as_json: bool) -> int:
 
 
 def _print_table() -> None:
-    table = Table("boundary", "digest", *BEHAVIOURS, show_lines=True)
+    table = Table("boundary", "behaviour", "what is promised", box=SIMPLE, pad_edge=False)
     for one in BOUNDARIES:
-        table.add_row(one.id, one.digest()[:12], *(getattr(one, name) for name in BEHAVIOURS))
+        table.add_section()
+        names = (f"{one.id}", one.digest()[:12], *("" for _ in BEHAVIOURS[2:]))
+        for name, behaviour in zip(names, BEHAVIOURS, strict=True):
+            table.add_row(name, behaviour, getattr(one, behaviour))
     Console().print(table)

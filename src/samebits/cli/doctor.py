@@ -27,7 +27,7 @@ def doctor_command(as_json: bool) -> int:
 
 def examine() -> dict[str, Any]:
     """Versions by package, those missing, the kernels' instruction set, each boundary's digest."""
-    from samebits import _cpu  # type: ignore[attr-defined]
+    from samebits import _cpu
     from samebits.contract import digest_of
     from samebits.ops.boundaries import BOUNDARIES
 

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "attention_call.h"
+
 namespace samebits {
 
 enum class Isa { scalar, avx2, avx512 };

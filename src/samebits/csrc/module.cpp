@@ -9,7 +9,9 @@ namespace samebits {
 
 void bind_linear(nb::module_&);
 void bind_arithmetic(nb::module_&);
+void bind_attention(nb::module_&);
 void bind_rms_norm(nb::module_&);
+void bind_logprob(nb::module_&);
 void bind_elementwise(nb::module_&);
 
 }  // namespace samebits
@@ -30,6 +32,8 @@ NB_MODULE(_cpu, m) {
   }, Release());
   bind_linear(m);
   bind_arithmetic(m);
+  bind_attention(m);
   bind_rms_norm(m);
+  bind_logprob(m);
   bind_elementwise(m);
 }

@@ -10,6 +10,7 @@ from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.v1.attention.backend import (
     AttentionImpl,
+    AttentionMetadata,
     AttentionMetadataBuilder,
     AttentionType,
     CommonAttentionMetadata,
@@ -45,16 +46,16 @@ class RoutedAttentionBackend(CPUAttentionBackend):
         return attn_type == AttentionType.DECODER
 
     @staticmethod
-    def get_impl_cls() -> type[RoutedAttention]:
+    def get_impl_cls() -> type[Any]:
         return RoutedAttention
 
     @staticmethod
-    def get_builder_cls() -> type[PagedBuilder]:
+    def get_builder_cls() -> type[Any]:
         return PagedBuilder
 
 
 @dataclass
-class Paged:
+class Paged(AttentionMetadata):
     """Where the queries of one step sit and which pages hold their keys. Built once per step, for all layers."""
 
     num_actual_tokens: int

@@ -167,7 +167,7 @@ class RolloutEngine:
 
     def _ask(self, method: str, *args: Any, during: str) -> list[Any]:
         with self._dying(during):
-            return self._engine.collective_rpc(method, args=args)
+            return list(self._engine.collective_rpc(method, args=args))
 
     @contextmanager
     def _dying(self, doing: str) -> Iterator[None]:

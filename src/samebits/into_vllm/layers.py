@@ -22,7 +22,7 @@ from vllm.model_executor.layers.linear import (
     UnquantizedLinearMethod,
 )
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
-from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     UnquantizedEmbeddingMethod,
@@ -61,7 +61,7 @@ class Routed:
 
     def release(self) -> None:
         """Turn this layer back into vLLM's own class."""
-        self.__class__ = self.native
+        self.__class__ = self.native  # type: ignore[assignment]
 
 
 class KeptLinear(UnquantizedLinearMethod):
@@ -86,6 +86,7 @@ def _keep_weights(layer: Any, name: str, plain: type, kept: type) -> None:
 
 class RoutedRMSNorm(Routed, RMSNorm):
     native = RMSNorm
+    scale: Tensor
 
     def wants(self) -> dict[str, Any]:
         return {"variance_size_override": None, "has_weight": True}
@@ -103,6 +104,10 @@ class RoutedRMSNorm(Routed, RMSNorm):
 
 class _RoutedColumns(Routed):
     """Output columns split over ranks: every rank computes whole dot products, so S = 1."""
+
+    weight: Tensor
+    bias: Any
+    matrix: Tensor
 
     def wants(self) -> dict[str, Any]:
         return {"gather_output": False, "skip_bias_add": False, "return_bias": True}
@@ -132,6 +137,8 @@ class RoutedRows(Routed, RowParallelLinear):
     """K split over ranks: this rank's run of K segments is a subtree, the ranks finish the same tree."""
 
     native = RowParallelLinear
+    weight: Tensor
+    matrix: Tensor
 
     def wants(self) -> dict[str, Any]:
         return {"input_is_parallel": True, "reduce_results": True, "skip_bias_add": False, "return_bias": True}
@@ -171,6 +178,8 @@ class RoutedSiluAndMul(Routed, SiluAndMul):
 
 class RoutedRotary(Routed, RotaryEmbedding):
     native = RotaryEmbedding
+    cos: Tensor
+    sin: Tensor
 
     def take(self, name: str, segments: int) -> None:
         super().take(name, segments)
@@ -205,6 +214,8 @@ class RoutedEmbedding(Routed, VocabParallelEmbedding):
     """Rows are copied; under tensor parallelism the owner's row is selected, never summed."""
 
     native = VocabParallelEmbedding
+    weight: Tensor
+    matrix: Tensor
 
     def wants(self) -> dict[str, Any]:
         return {"num_added_embeddings": 0, "reduce_results": True, "parallel_group": None}
@@ -231,6 +242,7 @@ class RoutedHead(Routed, ParallelLMHead):
     """Holds the LM head's weight; `RoutedLogits` computes with it."""
 
     native = ParallelLMHead
+    weight: Tensor
 
     def wants(self) -> dict[str, Any]:
         return {"num_added_embeddings": 0}
@@ -250,7 +262,7 @@ class RoutedLogits(Routed, LogitsProcessor):
 
     def forward(
         self,
-        lm_head: VocabParallelEmbedding,
+        lm_head: Any,
         hidden_states: Tensor,
         embedding_bias: Tensor | None = None,
         skip_gather: bool = False,

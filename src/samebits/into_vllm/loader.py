@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
-from torch import nn
+import torch
 from vllm.config import ModelConfig, VllmConfig
 from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader import DefaultModelLoader
@@ -34,19 +34,19 @@ def loader_for(plan: RoutePlan) -> type[DefaultModelLoader]:
         def __init__(self, load_config: LoadConfig) -> None:
             super().__init__(dataclasses.replace(load_config, load_format="safetensors"))
 
-        def create_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> nn.Module:
+        def create_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> Any:
             _check_same_plan(plan, vllm_config)
-            model = super().create_model(vllm_config, model_config, prefix)
+            model: Any = super().create_model(vllm_config, model_config, prefix)
             modules = route_model(model, vllm_config, plan)
-            model.config_dtype = model_config.dtype
-            model.samebits = WorkerState(plan, modules, WorkerWeights(model, modules))
+            dtype = cast("torch.dtype", model_config.dtype)
+            model.samebits = WorkerState(plan, modules, WorkerWeights(model, dtype, modules))
             return model
 
         def load_weights(self, model: Any, model_config: ModelConfig) -> None:
             super().load_weights(model, model_config)
             model.samebits.weights.loaded(plan.start_version)
 
-        def load_model(self, *args: Any, **kwargs: Any) -> nn.Module:
+        def load_model(self, *args: Any, **kwargs: Any) -> Any:
             model: Any = super().load_model(*args, **kwargs)
             for one in model.samebits.modules:
                 if isinstance(one.module, Routed):

@@ -38,7 +38,7 @@ SYMBOLS: tuple[Symbol, ...] = (
     symbol("vllm.v1.attention.backends.registry:register_backend", "backend", "class_path"),
     symbol("vllm.v1.attention.backends.registry:AttentionBackendEnum.CPU_ATTN"),
     symbol("vllm.v1.attention.backends.cpu_attn:CPUAttentionBackend"),
-    symbol("vllm.v1.attention.backend:AttentionImpl.do_kv_cache_update"),
+    symbol("vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl.do_kv_cache_update", "self", "layer", "key"),
     symbol("vllm.v1.attention.backend:AttentionMetadataBuilder.build", "self", "common_prefix_len"),
     symbol("vllm.model_executor.custom_op:CustomOp.register_oot"),
     symbol("vllm.model_executor.custom_op:PluggableLayer.register_oot"),

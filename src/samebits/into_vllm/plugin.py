@@ -57,7 +57,7 @@ def _check_contract(plan: RoutePlan) -> None:
     from samebits.contract import differences
     from samebits.ops.boundaries import BOUNDARIES
 
-    ours = {boundary.name: boundary.as_data() for boundary in BOUNDARIES}
+    ours: dict[str, object] = {boundary.name: boundary.as_data() for boundary in BOUNDARIES}
     lines = differences(ours, plan.contract.get("boundaries", {}), "boundaries.")
     lines += differences({"segments": plan.segments}, {"segments": plan.contract.get("segments")})
     if lines:

@@ -33,11 +33,8 @@ class RoutedModule:
     @property
     def calls(self) -> int:
         """How often it computed: counted on the samebits route; natively, whether it was called at all."""
-        if isinstance(self.module, Routed):
-            return self.module.calls[0]
-        if self.route == "R" and isinstance(self.module, Attention):
-            return self.module.impl.calls[0]  # type: ignore[attr-defined]
-        return self.seen[0]
+        computing: Any = self.module.impl if isinstance(self.module, Attention) else self.module
+        return computing.calls[0] if isinstance(computing, Routed | RoutedAttention) else self.seen[0]
 
     @property
     def implementation(self) -> str:

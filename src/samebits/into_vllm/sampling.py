@@ -18,8 +18,7 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
 from samebits.into_vllm.places import NotCovered
-from samebits.ops.logprob import logprob
-from samebits.ops.sample import sample
+from samebits.ops.sample import sample_and_logprob
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -64,12 +63,12 @@ class SampleKeys(LogitsProcessor):
         for row, params, _, tokens in batch_update.added:
             self._put(row, int((params.extra_args or {})[SEED]), tokens)
         for source, target, direction in batch_update.moved:
-            seed, tokens = int(self.seeds[source]), self.outputs[source]
+            seed, moving = int(self.seeds[source]), self.outputs[source]
             if direction == MoveDirectionality.SWAP:
                 self._put(source, int(self.seeds[target]), self.outputs[target])
             else:
                 self.outputs[source] = None
-            self._put(target, seed, tokens)
+            self._put(target, seed, moving)
 
     def _put(self, row: int, seed: int, tokens: list[int] | None) -> None:
         self.seeds[row] = seed
@@ -127,9 +126,7 @@ class KeyedSampler(Sampler):
         seeds, positions = _keys_of(sampling_metadata).keys(rows)
         wanted = sampling_metadata.temperature
         temperature = torch.zeros(rows) if wanted is None else wanted[:rows]
-        drawn = sample(logits, temperature, seeds, positions)
-        scored_at = torch.where(temperature == 0, 1.0, temperature)
-        scores = logprob(logits, drawn, scored_at)
+        drawn, scores = sample_and_logprob(logits, temperature, seeds, positions)
         ids = drawn.to(torch.int32).unsqueeze(-1)
         ranks = torch.full((rows,), _NO_RANK, dtype=torch.int64)
         return SamplerOutput(ids, LogprobsTensors(ids, scores.unsqueeze(-1), ranks))

@@ -25,9 +25,9 @@ class WorkerWeights:
     publication fills those again and lets vLLM pack anew.
     """
 
-    def __init__(self, model: nn.Module, modules: list[RoutedModule]) -> None:
-        self._model = model
-        self._packed = [
+    def __init__(self, model: Any, dtype: torch.dtype, modules: list[RoutedModule]) -> None:
+        self._model, self._dtype = model, dtype
+        self._packed: list[Any] = [
             m.module for m in modules if not isinstance(m.module, Routed) and hasattr(m.module, "quant_method")
         ]
         self._plain: list[dict[str, nn.Parameter]] = []
@@ -37,7 +37,7 @@ class WorkerWeights:
     def loaded(self, version: WeightVersion) -> None:
         """Call after plain weights are in place and before vLLM packs them: digests, then the version."""
         self._plain = [dict(layer.named_parameters(recurse=False)) for layer in self._packed]
-        self.shards = list(shard_digests(self._model))
+        self.shards = list(shard_digests(self._model, self._dtype))
         self.version = version
 
     def publish(self, path: str, version: WeightVersion) -> list[ShardDigest]:
@@ -72,8 +72,8 @@ def read_safetensors(path: str) -> Iterator[tuple[str, Tensor]]:
                 yield name, tensors.get_tensor(name)
 
 
-def shard_digests(model: nn.Module) -> Iterator[ShardDigest]:
-    """The digest of every slice of a Hugging Face parameter that this worker holds, in the checkpoint's dtype."""
+def shard_digests(model: nn.Module, dtype: torch.dtype) -> Iterator[ShardDigest]:
+    """The digest of every slice of a Hugging Face parameter that this worker holds, as `dtype`."""
     embed = model.get_submodule("model.embed_tokens")
     for module_name, module in model.named_modules():
         for attribute, parameter in module.named_parameters(recurse=False):
@@ -82,7 +82,7 @@ def shard_digests(model: nn.Module) -> Iterator[ShardDigest]:
             name = f"{module_name}.{attribute}"
             for hf_name, dim, start, part in _hf_slices(name, module, parameter.data):
                 stop = start + part.shape[dim]
-                yield ShardDigest(hf_name, dim, start, stop, digest(part.to(model.config_dtype)))
+                yield ShardDigest(hf_name, dim, start, stop, digest(part.to(dtype)))
 
 
 def _hf_slices(name: str, module: nn.Module, data: Tensor) -> Iterator[tuple[str, int, int, Tensor]]:
@@ -105,6 +105,6 @@ def _qkv_slices(name: str, module: Any, data: Tensor) -> Iterator[tuple[str, int
     sizes = [heads * module.head_size for heads in (module.num_heads, module.num_kv_heads, module.num_kv_heads)]
     kv_rank = module.tp_rank // module.num_kv_head_replicas
     for part, rank, hf in zip(
-        data.split(sizes), (module.tp_rank, kv_rank, kv_rank), ("q_proj", "k_proj", "v_proj"), strict=True
+        torch.split(data, sizes), (module.tp_rank, kv_rank, kv_rank), ("q_proj", "k_proj", "v_proj"), strict=True
     ):
         yield name.replace("qkv_proj", hf), 0, rank * part.shape[0], part

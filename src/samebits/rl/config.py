@@ -24,7 +24,7 @@ class RunConfig(BaseModel):
     ffn_case: Case | None = Field(None, description="case of the feed-forward module alone")
     logp_case: Case | None = Field(None, description="case of the final norm, LM head and log-probability")
 
-    run_dir: str = Field("runs/latest", description="where the records go; must not hold a run yet")
+    run_dir: str | None = Field(None, description="where the records go; if unset, the next runs/NNNN")
     model: str = Field("preset:arithmetic", description="a Hugging Face directory, or preset:NAME")
     reference_checkpoint: str | None = Field(None, description="model of the KL term; if unset, the start")
     prompt_data: str = Field("preset:arithmetic", description="problems, JSONL with prompt and label")

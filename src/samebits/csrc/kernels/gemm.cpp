@@ -5,6 +5,7 @@
 #include <limits>
 #include <memory>
 
+#include "few_rows.h"
 #include "pack.h"
 #include "pool.h"
 
@@ -30,18 +31,26 @@ constexpr int64_t kPanel = kDepth * kLanes;    // one panel: kDepth x 16 columns
 constexpr int64_t kRowUnit = 16, kColumnUnit = 32;  // how threads cut the output
 constexpr int64_t kWorthWaking = 16384;             // vector operations per part
 
+// k itself; a sabotage build runs each block backwards, so that tests can show that they notice
+inline int64_t at_depth(int64_t k, int64_t depth) {
+#if defined(SAMEBITS_FAULT_K_ORDER)
+  return depth - 1 - k;
+#else
+  return static_cast<void>(depth), k;
+#endif
+}
+
 // R rows x V vectors of c. left: rows kLeftStride apart; right: V panels [depth][16].
 template <int R, int V>
-void micro(const float* left, const float* right, int64_t depth, float* c, int64_t c_stride, int last, bool from_c) {
+void micro(const float* left, const float* right, int64_t depth, float* c, int64_t c_stride, bool from_c) {
   F32x16 acc[R][V];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) {
-      float* at = c + r * c_stride + v * kLanes;
-      acc[r][v] = !from_c ? F32x16::zero() : v + 1 < V ? F32x16::load(at) : load_part(at, last);
-    }
-  for (int64_t k = 0; k < depth; ++k) {
+    for (int v = 0; v < V; ++v)
+      acc[r][v] = from_c ? F32x16::load(c + r * c_stride + v * kLanes) : F32x16::zero();
+  for (int64_t i = 0; i < depth; ++i) {
+    int64_t k = at_depth(i, depth);
     F32x16 b[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) b[v] = F32x16::load(right + v * kPanel + k * kLanes);
@@ -55,14 +64,10 @@ void micro(const float* left, const float* right, int64_t depth, float* c, int64
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) {
-      float* at = c + r * c_stride + v * kLanes;
-      if (v + 1 < V) acc[r][v].store(at);
-      else store_part(acc[r][v], at, last);
-    }
+    for (int v = 0; v < V; ++v) acc[r][v].store(c + r * c_stride + v * kLanes);
 }
 
-using Micro = void (*)(const float*, const float*, int64_t, float*, int64_t, int, bool);
+using Micro = void (*)(const float*, const float*, int64_t, float*, int64_t, bool);
 
 template <int R> Micro pick_vectors(int vectors) {
   if constexpr (vectors_for(R) >= 4) if (vectors == 4) return micro<R, 4>;
@@ -81,18 +86,25 @@ void block(const float* left, int64_t rows, const float* right, int64_t columns,
   int64_t tiles = (rows + kRows - 1) / kRows;
   int tall = static_cast<int>((rows + tiles - 1) / tiles);  // even heights: a tile of one row would crawl
   int widest = vectors_for(tall);
-  int64_t panels = (columns + kLanes - 1) / kLanes;
-  for (int64_t p = 0; p < panels;) {
+  int64_t whole = columns / kLanes;
+  for (int64_t p = 0; p < whole;) {
     int v = widest;
-    while (v > panels - p) v /= 2;
-    int64_t left_over = columns - (p + v - 1) * kLanes;
-    int last = static_cast<int>(std::min<int64_t>(left_over, kLanes));
-    for (int64_t r = 0; r < rows; r += tall) {
-      int height = static_cast<int>(std::min<int64_t>(tall, rows - r));
-      pick_micro(height, v)(left + r * kLeftStride, right + p * kPanel, depth, c + r * c_stride + p * kLanes,
-                            c_stride, last, from_c);
-    }
+    while (v > whole - p) v /= 2;
+    for (int64_t r = 0; r < rows; r += tall)
+      pick_micro(static_cast<int>(std::min<int64_t>(tall, rows - r)), v)(
+          left + r * kLeftStride, right + p * kPanel, depth, c + r * c_stride + p * kLanes, c_stride, from_c);
     p += v;
+  }
+  // the last columns, fewer than a vector, by way of a tile of whole vectors
+  size_t bytes = static_cast<size_t>(columns % kLanes) * sizeof(float);
+  if (bytes == 0) return;
+  for (int64_t r = 0; r < rows; r += tall) {
+    int height = static_cast<int>(std::min<int64_t>(tall, rows - r));
+    float tile[kRows * kLanes] = {};
+    float* from = c + r * c_stride + whole * kLanes;
+    if (from_c) for (int i = 0; i < height; ++i) std::memcpy(tile + i * kLanes, from + i * c_stride, bytes);
+    pick_micro(height, 1)(left + r * kLeftStride, right + whole * kPanel, depth, tile, kLanes, from_c);
+    for (int i = 0; i < height; ++i) std::memcpy(from + i * c_stride, tile + i * kLanes, bytes);
   }
 }
 
@@ -125,11 +137,36 @@ void pack_right(const Operand& b, int64_t column, int64_t columns, int64_t k, in
   }
 }
 
+#if defined(SAMEBITS_ISA_avx512)
+// m <= kFewRows, k along memory on both sides; returns how many columns it did: the whole vectors.
+int64_t few_rows_product(const Operand& a, int64_t m, const Operand& b, int64_t n, int64_t k, float* c,
+                         int64_t c_stride, bool accumulate) {
+  int64_t blocks = (k + kDepth - 1) / kDepth, size = m * kLeftStride;
+  float* left = scratch(0, size * blocks);
+  for (int64_t i = 0; i < blocks; ++i)
+    pack_left(a, 0, m, i * kDepth, std::min(kDepth, k - i * kDepth), left + i * size);
+  int64_t done = 0;
+  for (int v; n - done >= kLanes; done += v * kLanes) {
+    v = n - done >= 2 * kLanes && m <= kPairedRows ? 2 : 1;
+    FewRows run = pick_few_rows<kLeftStride>(static_cast<int>(m), v);
+    for (int64_t i = 0; i < blocks; ++i)
+      run(left + i * size, b.at(done, i * kDepth), b.stride, std::min(kDepth, k - i * kDepth), c + done, c_stride,
+          accumulate || i > 0);
+  }
+  return done;
+}
+#endif
+
 void product(const Operand& a, int64_t m, const Operand& b, int64_t n, int64_t k, float* c, int64_t c_stride,
              bool accumulate) {
   int64_t blocks = (k + kDepth - 1) / kDepth;
   if (blocks == 0 && !accumulate)
     for (int64_t r = 0; r < m; ++r) std::fill_n(c + r * c_stride, n, 0.0f);
+  int64_t first = 0;
+#if defined(SAMEBITS_ISA_avx512)
+  if (m <= kFewRows && a.k_inner && b.k_inner) first = few_rows_product(a, m, b, n, k, c, c_stride, accumulate);
+  if (first == n) return;
+#endif
   // few rows: panels stay in the first-level cache; many rows: they are reused from the second level
   int64_t wide = m <= 2 * kRows ? 4 * kLanes : kTileColumns;
   int64_t left_size = std::min(m, kTileRows) * kLeftStride;
@@ -138,12 +175,12 @@ void product(const Operand& a, int64_t m, const Operand& b, int64_t n, int64_t k
   float* right = scratch(1, std::min(wide, n + kLanes) / kLanes * kPanel);
   for (int64_t r = 0; r < m; r += kTileRows) {
     int64_t rows = std::min(kTileRows, m - r);
-    for (int64_t j = 0; j < n; j += wide) {
+    for (int64_t j = first; j < n; j += wide) {
       int64_t columns = std::min(wide, n - j);
       for (int64_t i = 0; i < blocks; ++i) {
         int64_t at = i * kDepth, depth = std::min(kDepth, k - at);
         float* own = left + (keep_left ? i * left_size : 0);
-        if (!keep_left || j == 0) pack_left(a, r, rows, at, depth, own);
+        if (!keep_left || j == first) pack_left(a, r, rows, at, depth, own);
         pack_right(b, j, columns, at, depth, right);
         block(own, rows, right, columns, depth, c + r * c_stride + j, c_stride, accumulate || i > 0);
       }

@@ -1,8 +1,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "lane_dot.h"
 #include "pool.h"
-#include "vec.h"
 
 namespace samebits {
 namespace SAMEBITS_ISA {
@@ -10,25 +10,7 @@ namespace SAMEBITS_ISA {
 
 namespace {
 
-constexpr int kVectors = 8;  // 8 vectors of 16: the contract's 128 lanes
 constexpr int64_t kGrain = 4096;
-
-// Lane j sums the products a[i] * b[i] with i = j (mod 128), i ascending, by fma; then the lanes fold in halves.
-template <class Left, class Right>
-float lane_dot(int64_t width, Left left, Right right) {
-  F32x16 acc[kVectors];
-  for (F32x16& a : acc) a = F32x16::zero();
-  for (int64_t i = 0; i < width; i += kLanes * kVectors)
-    for (int v = 0; v < kVectors; ++v) {
-      int64_t at = i + v * kLanes;
-      if (at >= width) break;
-      int part = static_cast<int>(width - at < kLanes ? width - at : kLanes);
-      acc[v] = fma(left(at, part), right(at, part), acc[v]);
-    }
-  for (int half = kVectors / 2; half > 0; half /= 2)
-    for (int v = 0; v < half; ++v) acc[v] = acc[v] + acc[v + half];
-  return fold(acc[0]);
-}
 
 template <class Body>
 void each_vector(int64_t width, Body body) {

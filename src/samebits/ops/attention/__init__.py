@@ -8,12 +8,12 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from samebits.backends import pick
-from samebits.ops.attention import checks, reference
+from samebits.ops.attention import checks, cpu, reference
 from samebits.ops.attention.contract import ATTENTION as ATTENTION
 from samebits.ops.attention.contract import ATTENTION_BACKWARD as ATTENTION_BACKWARD
 
-BACKENDS = {"reference": reference}
-DEFAULT = "reference"
+BACKENDS = {"cpu": cpu, "reference": reference}
+DEFAULT = "cpu"
 
 
 def attention(

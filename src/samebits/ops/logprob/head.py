@@ -89,8 +89,7 @@ def _check(
     floats = (torch.bfloat16, torch.float32)
     if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype not in floats):
         raise ValueError(
-            f"linear_logp: bias must be bfloat16 or float32 [{weight.shape[0]}], "
-            f"got {bias.dtype} {list(bias.shape)}"
+            f"linear_logp: bias must be bfloat16 or float32 [{weight.shape[0]}], got {bias.dtype} {list(bias.shape)}"
         )
     if weight.shape[0] > MAX_TERMS:
         raise ValueError(f"linear_logp: at most {MAX_TERMS} rows of weight, got {weight.shape[0]}")
@@ -119,8 +118,7 @@ def _combine(parts: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     if bool((picked == NO_TARGET).any()):
         row = int((picked == NO_TARGET).nonzero()[0])
         raise ValueError(
-            f"linear_logp: no rank holds the target of active row {row}; "
-            "check vocab_start, real_vocab and the group"
+            f"linear_logp: no rank holds the target of active row {row}; check vocab_start, real_vocab and the group"
         )
     return state.contiguous(), picked.to(torch.int32).view(torch.float32)
 

@@ -1,0 +1,146 @@
+"""The command line as a user meets it: exit codes, one-paragraph errors, nothing heavy for a help text."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from samebits.cli.main import run as run_callback
+from samebits.cli.run import next_run_dir
+from samebits.rl.config import RunConfig, load_config
+from samebits.testing.runs import write_run
+
+
+def samebits(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "samebits.cli.main", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd)
+
+
+def test_every_setting_has_its_flag_and_every_flag_its_setting() -> None:
+    flags = set(run_callback.__annotations__) - {"context", "config", "print_config", "debug", "return"}
+    assert flags == set(RunConfig.model_fields)
+
+
+def test_a_help_text_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from samebits.cli.main import app\n"
+        "try: app(['--help'], prog_name='samebits')\n"
+        "except SystemExit: pass\n"
+        "sys.exit(', '.join({'torch', 'numpy', 'pydantic', 'vllm', 'megatron'} & set(sys.modules)) or None)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("form", ["toml", "json"])
+def test_the_printed_configuration_is_the_resolved_one(tmp_path: Path, form: str) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text("lr = 0.5\nnum_rollout = 4\n")
+    done = samebits("run", "--config", str(file), "--num-rollout", "7", "--print-config", form)
+    assert done.returncode == 0
+    expected = load_config({"lr": 0.5, "num_rollout": 7})
+    printed = tmp_path / "printed.toml"
+    printed.write_text(done.stdout)
+    assert (load_config({}, printed) if form == "toml" else RunConfig(**json.loads(done.stdout))) == expected
+
+
+BAD = {
+    "unknown flag": (["--num-rolout", "3"], "--num-rollout"),
+    "wrong type": (["--num-rollout", "three"], "Invalid value for '--num-rollout'"),
+    "wrong case": (["--case", "r/r"], "case: .* did you mean 'R/R'?"),
+    "contradiction": (["--global-batch-size", "9"], "global_batch_size 9 is not a multiple of samples_per_prompt 8"),
+    "wrong print": (["--print-config", "yaml"], "print_config: want toml or json, got 'yaml'"),
+    "no model": (["--model", "absent"], "model: absent is not a directory"),
+    "no preset": (["--model", "preset:absent"], "model: no preset 'preset:absent'; known: arithmetic"),
+    "preset outside": (["--model", "preset:../cli"], "model: no preset 'preset:../cli'"),
+    "no prompts": (["--prompt-data", "absent.jsonl"], "prompt_data: absent.jsonl is not a file"),
+    "no config file": (["--config", "absent.toml"], "cannot read the configuration absent.toml"),
+    "too long": (["--max-response-length", "999999"], "exceed the model's"),
+    "native CP": (["--case", "P/R", "--train-cp", "2"], "no context parallelism"),
+    "too many held out": (["--eval-prompts", "100000"], "a batch of 100000 prompts"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_clear_error(tmp_path: Path, name: str) -> None:
+    words, message = BAD[name]
+    done = samebits("run", "--run-dir", "run", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    text = " ".join(done.stderr.replace("│", " ").split())
+    assert "Traceback" not in text
+    for part in message.split(" .* "):
+        assert part in text
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_foreign_model_is_refused_by_the_file_that_it_lacks(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text("{")
+    assert "has no tokenizer.json" in samebits("run", "--model", "m", cwd=tmp_path).stderr
+    (tmp_path / "m" / "tokenizer.json").write_text("{}")
+    assert "no *.safetensors weights" in samebits("run", "--model", "m", cwd=tmp_path).stderr
+    (tmp_path / "m" / "model.safetensors").write_bytes(b"")
+    done = samebits("run", "--model", "m", cwd=tmp_path)
+    assert "config.json is not readable JSON" in done.stderr
+    assert done.returncode == 2
+
+
+def test_a_malformed_problem_is_named_by_file_and_line(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"prompt": "1+1?", "label": "2"}\n{"prompt": "1+1?"}\n')
+    done = samebits("run", "--prompt-data", "p.jsonl", "--run-dir", "run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "p.jsonl, line 2: no label" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_directory_with_a_run_is_refused(tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    before = (tmp_path / "run" / "manifest.json").read_bytes()
+    done = samebits("run", "--run-dir", "run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "already holds a run" in done.stderr
+    assert (tmp_path / "run" / "manifest.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "verdict"),
+    [({}, 0, "same"), ({"flips": {(1, 0)}}, 1, "different"), ({"seal": False}, 2, "cannot tell")],
+)
+def test_verify_answers_by_exit_code_text_and_json(tmp_path: Path, options: dict, code: int, verdict: str) -> None:
+    write_run(tmp_path / "run", **options)
+    plain, machine = samebits("verify", str(tmp_path / "run")), samebits("verify", str(tmp_path / "run"), "--json")
+    assert (plain.returncode, machine.returncode) == (code, code)
+    assert plain.stdout.splitlines()[0] == f"verdict: {verdict}"
+    assert json.loads(machine.stdout)["verdict"] == verdict
+
+
+def test_report_renders_again_and_refuses_what_is_no_run(tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    assert samebits("report", "run", cwd=tmp_path).returncode == 0
+    assert "Same bits" in (tmp_path / "run" / "report.html").read_text()
+    done = samebits("report", ".", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "holds no run" in done.stderr
+
+
+def test_the_contract_prints_as_table_in_full_and_as_json() -> None:
+    assert "linear@" in samebits("contract", "show").stdout
+    assert "  merge: " in samebits("contract", "show", "linear").stdout
+    assert "digest" in next(iter(json.loads(samebits("contract", "show", "linear", "--json").stdout).values()))
+    done = samebits("contract", "show", "linaer")
+    assert (done.returncode, "did you mean 'linear'?" in done.stderr) == (2, True)
+
+
+def test_doctor_says_what_is_here() -> None:
+    found = json.loads(samebits("doctor", "--json").stdout)
+    assert {"packages", "instruction_set", "contract", "boundaries", "missing"} <= set(found)
+
+
+def test_a_run_without_a_name_gets_the_next_number(tmp_path: Path) -> None:
+    assert next_run_dir(tmp_path / "runs").name == "0001"
+    for name in ("0001", "0007", "demo", "9x"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    assert next_run_dir(tmp_path / "runs").name == "0008"

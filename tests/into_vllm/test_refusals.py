@@ -1,0 +1,183 @@
+"""What is not covered does not start, and what is not proven does not run."""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models import QWEN3, make_model, make_requests
+
+from conftest import Engine, engine_config, hosted
+from samebits.into_vllm.config import EngineConfig, RolloutCase
+from samebits.into_vllm.engine import EngineRefused
+from samebits.into_vllm.places import NotCovered, places_of
+from samebits.into_vllm.plan import RoutePlan
+from samebits.into_vllm.proof import ProofMissing, check_proofs
+from samebits.rl.processes import Host
+
+UNCOVERED = {
+    "architecture 'MistralForCausalLM'": {"architectures": ["MistralForCausalLM"], "model_type": "mistral"},
+    "sliding window": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 16,
+        "max_window_layers": 0,
+    },
+    "rope scaling 'linear'": {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    "activation 'gelu'": {"hidden_act": "gelu"},
+}
+
+
+def refusal_of(path: str) -> str:
+    """What `check_config` says about the model in `path`; runs in a process that has vLLM."""
+    from vllm import EngineArgs
+
+    from samebits.into_vllm.routing import check_config
+
+    arguments = EngineArgs(model=path, skip_tokenizer_init=True, dtype="bfloat16", enforce_eager=True)
+    try:
+        check_config(arguments.create_engine_config())
+    except NotCovered as error:
+        return str(error)
+    return "covered"
+
+
+def refuse_all(paths: list[str]) -> list[str]:
+    return [refusal_of(path) for path in paths]
+
+
+def test_uncovered_models_are_named(home: Path, tiny: Path) -> None:
+    paths = [make_model(home / f"uncovered-{i}", **changes) for i, changes in enumerate(UNCOVERED.values())]
+    host = Host("refusals", home / "refusals.log")
+    try:
+        host.start(refuse_all_host).result(timeout=120)
+        said = host.call("answers", [str(p) for p in (*paths, tiny)]).result(timeout=240)
+    finally:
+        host.kill()
+    for words, answer in zip((*UNCOVERED, "covered"), said, strict=True):
+        assert words in answer, said
+
+
+class refuse_all_host:
+    def answers(self, paths: list[str]) -> list[str]:
+        return refuse_all(paths)
+
+
+def test_an_engine_does_not_start_on_an_uncovered_module(home: Path) -> None:
+    model = make_model(home / "mistral", architectures=["MistralForCausalLM"], model_type="mistral")
+    with pytest.raises(EngineRefused, match="NotCovered: architecture 'MistralForCausalLM'"):  # noqa: SIM117
+        with hosted(home, "mistral", engine_config(model)):
+            pass
+
+
+def test_a_plugin_that_vllm_did_not_load_is_a_refusal(home: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "VLLM_PLUGINS", "nothing")
+    with pytest.raises(EngineRefused, match="Load format `samebits` is not supported"):  # noqa: SIM117
+        with hosted(home, "no-plugin", engine_config(tiny)):
+            pass
+
+
+def test_another_contract_is_a_refusal(home: Path, tiny: Path) -> None:
+    contract: dict[str, Any] = copy.deepcopy(dict(engine_config(tiny).contract))
+    contract["boundaries"]["rms_norm"]["version"] += 1
+    with pytest.raises(EngineRefused, match=r"boundaries\.rms_norm\.version: \d+ \| \d+"):  # noqa: SIM117
+        with hosted(home, "contract", engine_config(tiny, contract=contract)):
+            pass
+
+
+def test_requests_that_vllm_would_change_are_refused(strict: Engine) -> None:
+    def one(**changes: Any) -> list[Any]:
+        request = make_requests(1, tokens=4)[0]
+        return [type(request)(**{**vars(request), **changes})]
+
+    for changes, words in (
+        ({"temperature": 0.001}, "would be raised to 0.01"),
+        ({"max_tokens": 500}, "does not fit max_model_len 128"),
+        ({"seed": -1}, "unsigned 64-bit"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            strict("generate", one(**changes))
+    assert len(strict("generate", one())) == 1
+
+
+def test_a_mixed_case_routes_group_by_group(home: Path, tiny: Path) -> None:
+    case = RolloutCase(attention="R", ffn="P", logp="R")
+    with hosted(home, "mixed", engine_config(tiny, case=case)) as engine:
+        assert len(engine("generate", make_requests(3, 8))) == 3
+        (record,) = engine("proof")
+    for name, module in record["modules"].items():
+        native = name.endswith(("post_attention_layernorm", "gate_up_proj", "act_fn", "down_proj"))
+        assert module["implementation"].startswith("vllm." if native else "samebits."), name
+        assert module["calls"] > 0, name
+
+
+def test_unknown_modules_have_no_place() -> None:
+    assert len(places_of(["", "model", "model.norm", "model.layers.3.mlp", "lm_head"])) == 2
+    with pytest.raises(NotCovered, match=r"model\.layers\.0\.mlp\.experts"):
+        places_of(["model.layers.0.mlp.experts"])
+
+
+def plan_and_record() -> tuple[RoutePlan, dict[str, Any]]:
+    config = EngineConfig(model="m", contract={"segments": 1}, case=RolloutCase("R", "P", "P"))
+    plan = RoutePlan.for_engine(config, threads=1)
+    record = {
+        "rank": 0,
+        "process": 1,
+        "plan": plan.digest(),
+        "contract": plan.contract_digest,
+        "kernels": "k",
+        "versions": {},
+        "patches": [],
+        "modules": {
+            "a": {"group": "attention", "route": "R", "implementation": "samebits.x"},
+            "f": {"group": "ffn", "route": "P", "implementation": "vllm.x"},
+        },
+    }
+    return plan, record
+
+
+def test_proofs_are_checked() -> None:
+    plan, record = plan_and_record()
+    check_proofs([record], plan, tp=1)
+    check_proofs([record, {**record, "rank": 1}], plan, tp=2)
+    native = {**record["modules"], "a": {"group": "attention", "route": "R", "implementation": "vllm.x"}}
+    for records, words in (
+        ([], "1 workers were started, 0 answered"),
+        ([None], "the samebits plugin did not load"),
+        ([{**record, "plan": "old"}], "plan is 'old'"),
+        ([{**record, "contract": "other"}], "contract is 'other'"),
+        ([{**record, "rank": 1}], r"want ranks 0 to 0, got \[1\]"),
+        ([{**record, "modules": native}], "a is computed by vllm.x, the plan wants route R"),
+    ):
+        with pytest.raises(ProofMissing, match=words):
+            check_proofs(records, plan, tp=1)
+    with pytest.raises(ProofMissing, match="workers differ in kernels"):
+        check_proofs([record, {**record, "rank": 1, "kernels": "x"}], plan, tp=2)
+
+
+def test_plan_round_trip_and_strictness() -> None:
+    plan, _ = plan_and_record()
+    assert RoutePlan.from_json(plan.to_json()) == plan
+    with pytest.raises(ValueError, match="exactly the keys"):
+        RoutePlan.from_json('{"case": {}}')
+
+
+def test_configuration_is_checked() -> None:
+    for changes, words in (
+        ({"tp": 3}, "tp must be a power of two"),
+        ({"tp": 2, "max_tp": 1}, "raise max_tp to 2"),
+        ({"contract": {}}, "needs the run contract"),
+        ({"seed": -1}, "seed must be in"),
+        ({"kv_cache_gib": 0}, "kv_cache_gib must be positive"),
+        ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
+        ({"threads": -1}, "threads must not be negative"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            EngineConfig(**{"model": "m", "contract": {"segments": 1}, **changes})
+    with pytest.raises(ValueError, match="case of ffn must be 'R' or 'P'"):
+        RolloutCase(ffn="X")  # type: ignore[arg-type]
+    assert QWEN3["architectures"] == ["Qwen3ForCausalLM"]
