@@ -8,5 +8,6 @@ from samebits.arithmetic.primitives import exp2_core as exp2_core
 from samebits.arithmetic.primitives import fold_halves as fold_halves
 from samebits.arithmetic.primitives import lane_dot as lane_dot
 from samebits.arithmetic.primitives import sigmoid as sigmoid
+from samebits.arithmetic.primitives import sqrt as sqrt
 from samebits.arithmetic.rounding import canonical_nan as canonical_nan
 from samebits.arithmetic.rounding import round_bf16 as round_bf16

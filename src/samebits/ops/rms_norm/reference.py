@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from samebits.arithmetic import fma, lane_dot, round_bf16
+from samebits.arithmetic import fma, lane_dot, round_bf16, sqrt
 from samebits.ops.rms_norm.contract import LANES
 
 
@@ -16,7 +16,7 @@ def forward(
         x = round_bf16(x.float() + residual.float())
     value = x.float()
     mean = lane_dot(value, value, LANES) / x.shape[-1]
-    scale = 1.0 / torch.sqrt(mean + torch.tensor(eps, dtype=torch.float32))
+    scale = 1.0 / sqrt(mean + torch.tensor(eps, dtype=torch.float32))
     y = (value * scale[:, None]) * weight.float()
     return round_bf16(y), x, scale
 
