@@ -31,15 +31,6 @@ constexpr int64_t kPanel = kDepth * kLanes;    // one panel: kDepth x 16 columns
 constexpr int64_t kRowUnit = 16, kColumnUnit = 32;  // how threads cut the output
 constexpr int64_t kWorthWaking = 16384;             // vector operations per part
 
-// k itself; a sabotage build runs each block backwards, so that tests can show that they notice
-inline int64_t at_depth(int64_t k, int64_t depth) {
-#if defined(SAMEBITS_FAULT_K_ORDER)
-  return depth - 1 - k;
-#else
-  return static_cast<void>(depth), k;
-#endif
-}
-
 // R rows x V vectors of c. left: rows kLeftStride apart; right: V panels [depth][16].
 template <int R, int V>
 void micro(const float* left, const float* right, int64_t depth, float* c, int64_t c_stride, bool from_c) {
