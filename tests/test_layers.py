@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "presets": set(),
     "bits": set(),
     "timeline": {"contract"},
-    "arithmetic": set(),
+    "arithmetic": {"_cpu"},
     "backends": set(),
     "ops": {"contract", "arithmetic", "backends", "_cpu", "bits"},
     "collectives": {"contract", "arithmetic", "bits"},

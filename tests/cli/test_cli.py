@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from samebits.cli.main import run as run_callback
+from samebits.cli.run import next_run_dir
 from samebits.rl.config import RunConfig, load_config
 from samebits.testing.runs import write_run
 
@@ -136,3 +137,10 @@ def test_the_contract_prints_as_table_in_full_and_as_json() -> None:
 def test_doctor_says_what_is_here() -> None:
     found = json.loads(samebits("doctor", "--json").stdout)
     assert {"packages", "instruction_set", "contract", "boundaries", "missing"} <= set(found)
+
+
+def test_a_run_without_a_name_gets_the_next_number(tmp_path: Path) -> None:
+    assert next_run_dir(tmp_path / "runs").name == "0001"
+    for name in ("0001", "0007", "demo", "9x"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    assert next_run_dir(tmp_path / "runs").name == "0008"

@@ -11,7 +11,7 @@ from samebits.into_megatron.layout import (
     MicroBatch,
     first_slots,
     group_samples,
-    owned_positions,
+    owned_runs,
     packed_batch,
     padded_batch,
     slot_owner,
@@ -102,7 +102,7 @@ def test_padded_rows_cover_every_active_token_once(samples: list[TrainSample], m
 def test_zigzag_worked_example() -> None:
     one = [sample(0, 3, 8)]
     first, second = (packed_batch(one, [0], rank=r, ranks=2, multiple=1) for r in range(2))
-    assert owned_positions(11, 0, 2) == [0, 1, 2, 9, 10, 11]
+    assert owned_runs(11, 0, 2) == [range(0, 3), range(9, 12)]
     assert first.rows.tolist() == [2, 3]
     assert [t - 1000 for t in first.targets.tolist()] == [3, 10]
     assert second.rows.tolist() == list(range(6))

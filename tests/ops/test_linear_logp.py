@@ -1,5 +1,6 @@
 """The LM head with its log-probability: forward and backward against the definition, by bits."""
 
+import itertools
 import subprocess
 import sys
 
@@ -122,7 +123,7 @@ def test_micro_batches_continue_the_weight_gradient() -> None:
     def accumulate(cuts: list[int]) -> torch.Tensor:
         case = Case()
         case.weight.main_grad = torch.zeros(VOCABULARY, DEPTH)
-        for a, b in zip(cuts, cuts[1:], strict=False):
+        for a, b in itertools.pairwise(cuts):
             logp = linear_logp(case.hidden[a:b], case.weight, case.targets[a:b], 0.7)
             logp.backward(case.upstream[a:b])
         assert case.weight.grad_added_to_main_grad
@@ -151,9 +152,7 @@ def test_parts_of_the_vocabulary_merge_to_the_whole() -> None:
     hidden, weight = case.hidden.detach(), case.weight.detach()
     whole = cpu.linear_state(hidden, weight, None, case.targets, 0.7)
     cuts = [0, 16, 250, 251, VOCABULARY]
-    parts = [
-        cpu.linear_state(hidden, weight[a:b], None, case.targets - a, 0.7) for a, b in zip(cuts, cuts[1:], strict=False)
-    ]
+    parts = [cpu.linear_state(hidden, weight[a:b], None, case.targets - a, 0.7) for a, b in itertools.pairwise(cuts)]
     assert_same(merge_states([p[:, :5] for p in parts]), whole[:, :5])
     assert_same(torch.stack([p[:, 5] for p in parts]).amax(0), whole[:, 5])
 

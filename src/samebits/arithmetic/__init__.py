@@ -1,6 +1,6 @@
 """Executable arithmetics and owned primitives: the readable form, made of IEEE elementwise operations."""
 
-from samebits.arithmetic.fma32 import dot as dot
+from samebits.arithmetic.dots import dot as dot
 from samebits.arithmetic.fma32 import fma as fma
 from samebits.arithmetic.primitives import LOG2_E as LOG2_E
 from samebits.arithmetic.primitives import exp2 as exp2

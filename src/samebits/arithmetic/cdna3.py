@@ -21,6 +21,7 @@ from torch import Tensor
 from samebits.arithmetic.exact import (
     BF16_FRACTION,
     F32_FRACTION,
+    fill,
     nearest_fp32,
     shift,
     shift_down,
@@ -39,13 +40,14 @@ ZERO_EXPONENT = -126
 def dot(a: Tensor, b: Tensor, acc: Tensor | None = None) -> Tensor:
     """a [M, K], b [N, K], both bf16 -> fp32 [M, N]; `acc` fp32 [M, N] is where the sums start (+0 if not given)."""
     total = torch.zeros(a.shape[0], b.shape[0]) if acc is None else acc
+    a, b = (fill(t, GROUP) for t in (a, b))
     for k in range(0, a.shape[1], GROUP):
         total = step(a[:, k : k + GROUP], b[:, k : k + GROUP], total)
     return total
 
 
 def step(a: Tensor, b: Tensor, acc: Tensor) -> Tensor:
-    """One group: a [M, k], b [N, k] with k <= 8, acc [M, N] -> [M, N]."""
+    """One group: a [M, 8], b [N, 8] acc [M, N] -> [M, N]."""
     (left, left_exponent), (right, right_exponent) = split(a), split(b)
     products = left[:, None] * right[None]
     exponents = left_exponent[:, None] + right_exponent[None]

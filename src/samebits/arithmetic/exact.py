@@ -28,6 +28,11 @@ def split(x: Tensor) -> tuple[Tensor, Tensor]:
     return magnitude * (1 - 2 * negative), field.clamp(min=1) - 127
 
 
+def fill(rows: Tensor, group: int) -> Tensor:
+    """[M, K] with zeros appended until `group` divides K."""
+    return torch.nn.functional.pad(rows, (0, -rows.shape[1] % group))
+
+
 def special(x: Tensor) -> Tensor:
     """fp32: infinities and NaN as they are, zeros as 0, other values as +1 or -1.
 

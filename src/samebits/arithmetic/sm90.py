@@ -16,7 +16,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from samebits.arithmetic.exact import BF16_FRACTION, F32_FRACTION, shift, special, split, top_exponent, truncated_fp32
+from samebits.arithmetic.exact import (
+    BF16_FRACTION,
+    F32_FRACTION,
+    fill,
+    shift,
+    special,
+    split,
+    top_exponent,
+    truncated_fp32,
+)
 
 GROUP = 16
 FRACTION = 25
@@ -27,13 +36,14 @@ NAN = 0x7FFFFFFF
 def dot(a: Tensor, b: Tensor, acc: Tensor | None = None) -> Tensor:
     """a [M, K], b [N, K], both bf16 -> fp32 [M, N]; `acc` fp32 [M, N] is where the sums start (+0 if not given)."""
     total = torch.zeros(a.shape[0], b.shape[0]) if acc is None else acc
+    a, b = (fill(t, GROUP) for t in (a, b))
     for k in range(0, a.shape[1], GROUP):
         total = step(a[:, k : k + GROUP], b[:, k : k + GROUP], total)
     return total
 
 
 def step(a: Tensor, b: Tensor, acc: Tensor) -> Tensor:
-    """One group: a [M, k], b [N, k] with k <= 16, acc [M, N] -> [M, N]."""
+    """One group: a [M, 16], b [N, 16] acc [M, N] -> [M, N]."""
     (left, left_exponent), (right, right_exponent) = split(a), split(b)
     products = left[:, None] * right[None]
     exponents = left_exponent[:, None] + right_exponent[None]

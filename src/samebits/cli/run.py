@@ -10,6 +10,8 @@ from typing import Any
 
 import typer
 
+from samebits import env
+from samebits.evidence.store import TIMELINE
 from samebits.evidence.verdict import Verdict
 from samebits.evidence.verify import Verification, verify
 from samebits.rl.config import RunConfig, load_config, to_toml
@@ -21,20 +23,46 @@ INTERRUPTED = 130
 
 def run_command(flags: Mapping[str, Any], file: Path | None, print_config: str | None, debug: bool) -> int:
     """Runs and returns the exit code."""
+    config = None
     try:
         config = load_config(flags, file)
         if print_config is not None:
             typer.echo(_printed(config, print_config))
             return 0
+        if config.run_dir is None:
+            config = config.model_copy(update={"run_dir": str(next_run_dir(Path("runs")))})
         return _run(config)
     except KeyboardInterrupt:
-        typer.echo(_stopped("interrupted", flags), err=True)
+        typer.echo(f"interrupted{_kept(config)}", err=True)
         return INTERRUPTED
+    except FileExistsError as error:
+        typer.echo(f"error: {error}", err=True)
     except (ValueError, RunFailed, OSError) as error:
         if debug:
             raise
-        typer.echo(_stopped(f"error: {error}", flags), err=True)
-        return Verdict.CANNOT_TELL.exit_code
+        typer.echo(f"error: {_reason(error)}{_kept(config)}", err=True)
+    return Verdict.CANNOT_TELL.exit_code
+
+
+def next_run_dir(folder: Path) -> Path:
+    """The first of folder/0001, folder/0002, ... after all that exist."""
+    taken = [int(path.name) for path in folder.glob("[0-9]*") if path.name.isdecimal()]
+    return folder / f"{max(taken, default=0) + 1:04d}"
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, without Python's error number."""
+    if isinstance(error, OSError) and error.strerror:
+        where = f": {error.filename}" if error.filename else ", while the run was being recorded"
+        return f"{error.strerror}{where}"
+    return str(error)
+
+
+def _kept(config: RunConfig | None) -> str:
+    """Where the records of a run that broke off can be read, if it had begun."""
+    if config is None or config.run_dir is None or not (Path(config.run_dir) / TIMELINE).is_file():
+        return ""
+    return f"\nWhat was recorded until then is in {config.run_dir}; the run is not sealed."
 
 
 def _printed(config: RunConfig, form: str) -> str:
@@ -54,9 +82,11 @@ def _run(config: RunConfig) -> int:
     from samebits.rl.job import run_job
 
     signal.signal(signal.SIGTERM, _interrupt)
+    # A killed process leaves semaphores behind; Python's tracker removes them, and need not say so here.
+    env.export({"PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker"})
     with Watch() as watch:
         run_job(config, parts(), watch)
-    run = Path(config.run_dir)
+    run = Path(str(config.run_dir))
     found = verify(run)
     page = write_report(run, found)
     typer.echo(conclusion(config, found))
@@ -88,11 +118,3 @@ def conclusion(config: RunConfig, found: Verification) -> str:
     lines.append(f"  tokens_per_second: {totals.get('tokens_per_second', 0.0):.1f}")
     lines.append(f"  seconds_per_step: {totals.get('seconds_per_step', 0.0):.3f}")
     return "\n".join(lines)
-
-
-def _stopped(reason: str, flags: Mapping[str, Any]) -> str:
-    run = flags.get("run_dir")
-    kept = Path(run) / "timeline.jsonl" if run else None
-    if kept is None or not kept.is_file():
-        return reason
-    return f"{reason}\nWhat was recorded until then is in {run}; the run is not sealed."

@@ -8,6 +8,7 @@
 namespace samebits {
 
 void bind_linear(nb::module_&);
+void bind_arithmetic(nb::module_&);
 void bind_attention(nb::module_&);
 void bind_rms_norm(nb::module_&);
 void bind_logprob(nb::module_&);
@@ -30,6 +31,7 @@ NB_MODULE(_cpu, m) {
     SB_CALL(primitive, which, at<float>(x), at<float>(y), n);
   }, Release());
   bind_linear(m);
+  bind_arithmetic(m);
   bind_attention(m);
   bind_rms_norm(m);
   bind_logprob(m);

@@ -68,24 +68,24 @@ def group_samples(samples: Sequence[TrainSample], max_tokens: int) -> list[range
     return groups
 
 
-def owned_positions(length: int, rank: int, ranks: int) -> list[int]:
+def owned_runs(length: int, rank: int, ranks: int) -> list[range]:
     """Positions of one sample that a context-parallel rank holds: chunk `rank` and its mirror of 2 * ranks chunks.
 
     The sample counts as padded to a multiple of 2 * ranks; one rank holds everything, unpadded.
     """
     if ranks == 1:
-        return list(range(length))
+        return [range(length)]
     chunk = -(-length // (2 * ranks))
-    mirror = 2 * ranks - 1 - rank
-    return [*range(rank * chunk, (rank + 1) * chunk), *range(mirror * chunk, (mirror + 1) * chunk)]
+    return [range(part * chunk, (part + 1) * chunk) for part in (rank, 2 * ranks - 1 - rank)]
 
 
 def slot_owner(samples: Sequence[TrainSample], ranks: int) -> Tensor:
     """int64 [slots]: the context-parallel rank that scores each active token."""
     owners: list[int] = []
     for sample in samples:
-        by_position = {p: rank for rank in range(ranks) for p in owned_positions(len(sample.token_ids), rank, ranks)}
-        owners += [by_position[p] for p in range(sample.prompt_length - 1, len(sample.token_ids) - 1)]
+        length = len(sample.token_ids)
+        by_position = {p: rank for rank in range(ranks) for run in owned_runs(length, rank, ranks) for p in run}
+        owners += [by_position[p] for p in range(sample.prompt_length - 1, length - 1)]
     return torch.tensor(owners, dtype=torch.int64)
 
 
@@ -104,20 +104,24 @@ def packed_batch(
     out_slots: list[int] = []
     lengths: list[int] = []
     for sample, slot in zip(samples, slots, strict=True):
-        tokens, prompt = sample.token_ids, sample.prompt_length
-        owned = owned_positions(len(tokens), rank, ranks)
-        for row, position in enumerate(owned, start=len(ids)):
-            if prompt - 1 <= position < len(tokens) - 1:
-                rows.append(row)
-                targets.append(tokens[position + 1])
-                out_slots.append(slot + position + 1 - prompt)
-        ids += [tokens[p] if p < len(tokens) else 0 for p in owned]
-        positions += owned
-        lengths.append(len(owned))
+        tokens, prompt, before = sample.token_ids, sample.prompt_length, len(ids)
+        for run in owned_runs(len(tokens), rank, ranks):
+            first, last = max(run.start, prompt - 1), min(run.stop, len(tokens) - 1)
+            if first < last:
+                row = len(ids) + first - run.start
+                rows += range(row, row + last - first)
+                targets += tokens[first + 1 : last + 1]
+                out_slots += range(slot + first + 1 - prompt, slot + last + 1 - prompt)
+            held = tokens[run.start : run.stop]
+            ids += held
+            ids += [0] * (len(run) - len(held))
+            positions += run
+        lengths.append(len(ids) - before)
     padding = -len(ids) % multiple
     if padding:
         ids += [0] * padding
-        positions += owned_positions(padding * ranks, rank, ranks)
+        for run in owned_runs(padding * ranks, rank, ranks):
+            positions += run
         lengths.append(padding)
     return MicroBatch(
         ids=torch.tensor([ids]),
@@ -168,7 +172,7 @@ def _key_order(lengths: Sequence[int], ranks: int) -> Tensor | None:
         place = {
             position: rank * rows_per_rank + start + index
             for rank in range(ranks)
-            for index, position in enumerate(owned_positions(length * ranks, rank, ranks))
+            for index, position in enumerate(p for run in owned_runs(length * ranks, rank, ranks) for p in run)
         }
         order += [place[position] for position in range(length * ranks)]
         start += length

@@ -24,13 +24,13 @@ class RunConfig(BaseModel):
     ffn_case: Case | None = Field(None, description="case of the feed-forward module alone")
     logp_case: Case | None = Field(None, description="case of the final norm, LM head and log-probability")
 
-    run_dir: str = Field("runs/latest", description="where the records go; must not hold a run yet")
+    run_dir: str | None = Field(None, description="where the records go; if unset, the next runs/NNNN")
     model: str = Field("preset:arithmetic", description="a Hugging Face directory, or preset:NAME")
     reference_checkpoint: str | None = Field(None, description="model of the KL term; if unset, the start")
     prompt_data: str = Field("preset:arithmetic", description="problems, JSONL with prompt and label")
     eval_data: str | None = Field("preset:arithmetic", description="held-out problems, JSONL; an empty string: none")
 
-    num_rollout: int = Field(10, ge=1, description="steps: each one rollout and one training step")
+    num_rollout: int = Field(15, ge=1, description="steps: each one rollout and one training step")
     samples_per_prompt: int = Field(8, ge=1, description="responses per prompt, one advantage group")
     global_batch_size: int = Field(64, ge=1, description="responses per step, over all prompts")
     max_prompt_length: int = Field(512, ge=1, description="tokens per prompt at most")
@@ -43,8 +43,8 @@ class RunConfig(BaseModel):
     temperature: float = Field(1.0, gt=0, description="sampling temperature, also of the log-probabilities")
     seed: int = Field(1234, ge=0, lt=1 << 63, description="order of the problems, and the trainer's seed")
     rollout_seed: int = Field(1234, ge=0, lt=1 << 63, description="random draws of the rollout engines")
-    eval_interval: int = Field(10, ge=0, description="evaluate every so many steps and at both ends; 0: never")
-    eval_prompts: int = Field(64, ge=1, description="held-out problems per evaluation")
+    eval_interval: int = Field(5, ge=0, description="evaluate every so many steps and at both ends; 0: never")
+    eval_prompts: int = Field(100, ge=1, description="held-out problems per evaluation")
 
     train_tp: int = Field(1, ge=1, description="tensor-parallel ranks of the trainer")
     train_cp: int = Field(1, ge=1, description="context-parallel ranks of the trainer")

@@ -48,6 +48,8 @@ def run_job(config: RunConfig, parts: Parts, watch: Watcher = lambda event: None
     Raises ValueError for bad input (nothing was written), FileExistsError when the run directory holds a
     run, RunFailed or OSError when the run broke: its records stay, without a seal.
     """
+    if config.run_dir is None:
+        raise ValueError("run_dir: want a directory for the records, got none")
     inputs = resolve_inputs(config)
     contract = parts.contract(config, inputs)
     tokenizer = ChatTokenizer(inputs.model)

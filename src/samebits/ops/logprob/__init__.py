@@ -32,7 +32,7 @@ def logprob(
     check_ids("logprob", "targets", targets, logits.shape[0])
     check_temperature("logprob", temperature, logits.shape[0])
     impl = pick("logprob", BACKENDS, backend)
-    return impl.logprob(logits, targets.view(len(targets), -1), temperature).view(targets.shape)
+    return impl.logprob(logits, targets[:, None] if targets.ndim == 1 else targets, temperature).view(targets.shape)
 
 
 def lse_state(logits: torch.Tensor, temperature: Temperature = 1.0, backend: str = "cpu") -> torch.Tensor:

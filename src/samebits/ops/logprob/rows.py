@@ -47,6 +47,6 @@ def check_temperature(op: str, temperature: Temperature, rows: int, zero: bool =
 
 
 def check_ids(op: str, name: str, ids: torch.Tensor, rows: int) -> None:
-    """Raise ValueError unless ids are contiguous int64 with `rows` rows."""
-    if ids.dtype != torch.int64 or ids.ndim < 1 or ids.shape[0] != rows or not ids.is_contiguous():
+    """Raise ValueError unless ids are contiguous int64 [rows] or [rows, N]."""
+    if ids.dtype != torch.int64 or ids.ndim not in (1, 2) or ids.shape[0] != rows or not ids.is_contiguous():
         raise ValueError(f"{op}: {name} must be contiguous int64 [{rows}], got {ids.dtype} {list(ids.shape)}")
