@@ -40,8 +40,7 @@ void micro(const float* left, const float* right, int64_t depth, float* c, int64
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v)
       acc[r][v] = from_c ? F32x16::load(c + r * c_stride + v * kLanes) : F32x16::zero();
-  for (int64_t i = 0; i < depth; ++i) {
-    int64_t k = at_depth(i, depth);
+  for (int64_t k = 0; k < depth; ++k) {
     F32x16 b[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) b[v] = F32x16::load(right + v * kPanel + k * kLanes);
