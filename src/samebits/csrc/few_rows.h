@@ -7,21 +7,12 @@
 namespace samebits {
 namespace SAMEBITS_ISA {
 
-// k itself; a sabotage build runs each block backwards, so that tests can show that they notice
-inline int64_t at_depth(int64_t k, int64_t depth) {
-#if defined(SAMEBITS_FAULT_K_ORDER)
-  return depth - 1 - k;
-#else
-  return static_cast<void>(depth), k;
-#endif
-}
-
 #if defined(SAMEBITS_ISA_avx512)
 
 constexpr int kFewRows = 16;
-constexpr int kPairedRows = 2;   // up to here two vectors of columns at a time, for more independent chains
-constexpr int64_t kStep = 8;     // k per step: 16 bytes of each row of W
-constexpr int64_t kAhead = 512;  // how far ahead of its use a row of W is asked for, in elements
+constexpr int kPairedRows = 2;  // up to here two vectors of columns at a time, for more independent chains
+constexpr int64_t kStep = 8;       // k per step: 16 bytes of each row of W
+constexpr int64_t kAhead = 512;     // how far ahead of its use a row of W is asked for, in elements
 
 // 16 bytes of rows r, r+4, r+8, r+12 side by side
 inline __m512i gather_quarters(const uint16_t* w, int64_t stride) {
@@ -73,8 +64,7 @@ void few_rows(const float* x, const uint16_t* w, int64_t w_stride, int64_t depth
       for (int i = 0; i < 4; ++i) _mm_prefetch(reinterpret_cast<const char*>(next + i * w_stride), _MM_HINT_T0);
       Pairs pairs(rows, w_stride);
 #pragma GCC unroll 8
-      for (int i = 0; i < kStep; ++i) {
-        int j = static_cast<int>(at_depth(i, kStep));
+      for (int j = 0; j < kStep; ++j) {
         __m512 b = pairs.at(j);
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r)
