@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from vllm.config import VllmConfig
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import (
     AttentionImpl,
     AttentionMetadata,
@@ -58,7 +60,6 @@ class RoutedAttentionBackend(CPUAttentionBackend):
 class Paged(AttentionMetadata):
     """Where the queries of one step sit and which pages hold their keys. Built once per step, for all layers."""
 
-    num_actual_tokens: int
     query_start_loc: Tensor
     seq_lens: Tensor
     block_table: Tensor
@@ -80,7 +81,6 @@ class PagedBuilder(AttentionMetadataBuilder[Paged]):
         if common.causal is not True:
             raise NotCovered("attention: a batch that is not causal reached the causal boundary")
         return Paged(
-            num_actual_tokens=common.num_actual_tokens,
             query_start_loc=common.query_start_loc,
             seq_lens=common.seq_lens,
             block_table=common.block_table_tensor,
@@ -88,8 +88,55 @@ class PagedBuilder(AttentionMetadataBuilder[Paged]):
         )
 
 
+class RoutedAttentionLayer(Attention):
+    """vLLM's attention layer without the two custom-op dispatches, the output buffer and its copy.
+
+    vLLM wraps the backend in opaque ops for its compiler; samebits runs eagerly, where they only cost time.
+    There is no out-of-tree registration for this class, so the router changes the class of each instance.
+    """
+
+    calls: list[int]
+
+    @classmethod
+    def take_over(cls, layer: Attention) -> None:
+        """Make a layer that vLLM built a routed one."""
+        layer.__class__ = cls
+        layer.calls = [0]  # type: ignore[assignment]
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        output_shape: torch.Size | None = None,
+        output_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        described: Any = get_forward_context().attn_metadata
+        if not described:  # vLLM's warm-up
+            return torch.zeros_like(query)
+        self.calls[0] += 1
+        paged: Paged = described[self.layer_name]
+        tokens = query.shape[0]
+        head_size, kv_cache = self.head_size, self.kv_cache
+        write_kv(
+            key.view(tokens, self.num_kv_heads, head_size),
+            value.view(tokens, self.num_kv_heads, head_size),
+            kv_cache,
+            paged.slot_mapping,
+        )
+        out = paged_attention(
+            query.view(tokens, self.num_heads, head_size),
+            kv_cache,
+            paged.block_table,
+            paged.seq_lens,
+            paged.query_start_loc,
+            self.impl.scale,
+        )
+        return out.view(tokens, self.num_heads * head_size)
+
+
 class RoutedAttention(AttentionImpl[Paged]):
-    """Causal softmax attention over pages of [kv_heads, block_size, K then V]."""
+    """The covered settings of one attention layer; `RoutedAttentionLayer` computes."""
 
     def __init__(
         self,
@@ -122,31 +169,6 @@ class RoutedAttention(AttentionImpl[Paged]):
         self.num_heads, self.head_size, self.num_kv_heads = num_heads, head_size, num_kv_heads
         self.scale = float(scale)
         self.kv_cache_dtype = kv_cache_dtype
-        self.calls = [0]
 
-    def do_kv_cache_update(
-        self, layer: torch.nn.Module, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
-    ) -> None:
-        write_kv(key, value, kv_cache, slot_mapping)
-
-    def forward(
-        self,
-        layer: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        kv_cache: Tensor,
-        attn_metadata: Paged | None,
-        output: Tensor,
-        output_scale: Tensor | None = None,
-        output_block_scale: Tensor | None = None,
-    ) -> Tensor:
-        if attn_metadata is None:  # vLLM's warm-up
-            return output
-        self.calls[0] += 1
-        paged = attn_metadata
-        tokens = paged.num_actual_tokens
-        output[:tokens] = paged_attention(
-            query[:tokens], kv_cache, paged.block_table, paged.seq_lens, paged.query_start_loc, self.scale
-        )
-        return output
+    def forward(self, *_: Any, **__: Any) -> Tensor:
+        raise RuntimeError("attention: vLLM's own attention layer reached the samebits backend")

@@ -110,7 +110,6 @@ class RolloutEngine:
 
         if self.config.tp == 1:
             torch.set_num_threads(threads)
-            _kernel_threads(threads)
         try:
             return LLMEngine.from_engine_args(EngineArgs(**_arguments(self.config, self._plan)))
         except Exception as error:
@@ -232,12 +231,6 @@ def _environment(config: EngineConfig, plan: RoutePlan, cpus: Sequence[int], thr
         "OMP_NUM_THREADS": str(threads),
         "HF_HUB_OFFLINE": "1",
     }
-
-
-def _kernel_threads(threads: int) -> None:
-    from samebits import _cpu
-
-    _cpu.set_threads(threads)
 
 
 def _signed(seed: int) -> int:

@@ -12,7 +12,7 @@ from vllm.model_executor.model_loader import DefaultModelLoader
 
 from samebits.into_vllm.layers import Routed
 from samebits.into_vllm.plan import RoutePlan
-from samebits.into_vllm.routing import RoutedModule, route_model
+from samebits.into_vllm.routing import RoutedModule, check_config, route_model
 from samebits.into_vllm.weights import WorkerWeights
 
 LOAD_FORMAT = "samebits"
@@ -36,8 +36,10 @@ def loader_for(plan: RoutePlan) -> type[DefaultModelLoader]:
 
         def create_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> Any:
             _check_same_plan(plan, vllm_config)
+            if plan.strict and not plan.case.all_native:
+                check_config(vllm_config)
             model: Any = super().create_model(vllm_config, model_config, prefix)
-            modules = route_model(model, vllm_config, plan)
+            modules = route_model(model, plan)
             dtype = cast("torch.dtype", model_config.dtype)
             model.samebits = WorkerState(plan, modules, WorkerWeights(model, dtype, modules))
             return model

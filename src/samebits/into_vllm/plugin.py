@@ -43,6 +43,7 @@ def _install(plan: RoutePlan) -> None:
     if plan.case.all_native:
         return
     _check_contract(plan)
+    _set_kernel_threads(plan.threads)
     _register_layers()
     if plan.case.attention == "R":
         _register_attention()
@@ -50,6 +51,12 @@ def _install(plan: RoutePlan) -> None:
         if plan.route(group) == "R":
             for patch in patches:
                 patch.apply()
+
+
+def _set_kernel_threads(threads: int) -> None:
+    from samebits import _cpu  # type: ignore[attr-defined]
+
+    _cpu.set_threads(threads)
 
 
 def _check_contract(plan: RoutePlan) -> None:

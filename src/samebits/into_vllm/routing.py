@@ -12,7 +12,7 @@ from torch import nn
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention import Attention
 
-from samebits.into_vllm.attention import RoutedAttention
+from samebits.into_vllm.attention import RoutedAttention, RoutedAttentionLayer
 from samebits.into_vllm.config import Route
 from samebits.into_vllm.layers import ROUTED_LAYERS, Routed
 from samebits.into_vllm.places import ARCHITECTURES, NotCovered, Place, places_of
@@ -33,13 +33,14 @@ class RoutedModule:
     @property
     def calls(self) -> int:
         """How often it computed: counted on the samebits route; natively, whether it was called at all."""
-        computing: Any = self.module.impl if isinstance(self.module, Attention) else self.module
-        return computing.calls[0] if isinstance(computing, Routed | RoutedAttention) else self.seen[0]
+        module: Any = self.module
+        return module.calls[0] if isinstance(module, Routed | RoutedAttentionLayer) else self.seen[0]
 
     @property
     def implementation(self) -> str:
         """The class that computes it, with its module."""
-        return class_name(self.module.impl if isinstance(self.module, Attention) else self.module)
+        native_attention = type(self.module) is Attention
+        return class_name(self.module.impl if native_attention else self.module)
 
     def note_first_call(self) -> None:
         """A forward hook that records one call and removes itself, so that the native side pays nothing."""
@@ -51,10 +52,8 @@ class RoutedModule:
         handle = self.module.register_forward_hook(seen)
 
 
-def route_model(model: nn.Module, config: VllmConfig, plan: RoutePlan) -> list[RoutedModule]:
-    """Give every module of `model` its route. Raises NotCovered in strict mode for what no boundary covers."""
-    if plan.strict and not plan.case.all_native:
-        check_config(config)
+def route_model(model: nn.Module, plan: RoutePlan) -> list[RoutedModule]:
+    """Give every module of `model` its route. Raises NotCovered for a module that no boundary covers."""
     modules = dict(model.named_modules())
     routed = []
     for name, place in places_of(modules).items():
@@ -66,7 +65,7 @@ def route_model(model: nn.Module, config: VllmConfig, plan: RoutePlan) -> list[R
             module.release()
         routed.append(RoutedModule(name, place, route, module))
     for one in routed:
-        if not isinstance(one.module, Routed):
+        if one.route == "P":
             one.note_first_call()
     return routed
 
@@ -74,7 +73,9 @@ def route_model(model: nn.Module, config: VllmConfig, plan: RoutePlan) -> list[R
 def _take(name: str, module: nn.Module, segments: int) -> None:
     if isinstance(module, Routed):
         module.take(name, segments)
-    elif not (isinstance(module, Attention) and type(module.impl) is RoutedAttention):
+    elif type(module) is Attention and type(module.impl) is RoutedAttention:
+        RoutedAttentionLayer.take_over(module)
+    else:
         covered = ", ".join(layer.native.__name__ for layer in ROUTED_LAYERS)
         raise NotCovered(f"module {name!r} is a {type(module).__name__}; covered are {covered}")
 

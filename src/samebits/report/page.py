@@ -101,7 +101,8 @@ def _tiles(totals: Mapping[str, Any]) -> str:
         if key in totals
     ]
     if totals.get("last_accuracy") is not None:
-        shown.append(("held-out accuracy", f"{totals['first_accuracy']:.3f} → {totals['last_accuracy']:.3f}"))
+        label = f"held-out accuracy, from {totals['first_accuracy']:.3f}"
+        shown.append((label, f"{totals['last_accuracy']:.3f}"))
     if "tokens_per_second" in totals:
         shown.append(("generated tokens/s", f"{totals['tokens_per_second']:.0f}"))
         shown.append(("seconds per step", f"{totals['seconds_per_step']:.2f}"))

@@ -22,8 +22,9 @@ h3 { font-size: 14px; margin: 0; font-weight: 600; }
 .same { background: var(--goodbg); } .same strong { color: var(--good); }
 .different { background: var(--badbg); } .different strong { color: var(--bad); }
 .unsure { background: var(--unsurebg); } .unsure strong { color: var(--unsure); }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 10px; margin: 12px 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(128px, 1fr)); gap: 10px; margin: 12px 0; }
 .tile, .card { background: var(--card); border: 1px solid var(--edge); border-radius: 10px; padding: 12px 14px; }
+.tile { display: flex; flex-direction: column; justify-content: space-between; }
 .tile span { display: block; color: var(--soft); font-size: 12.5px; }
 .tile b { white-space: nowrap; font-size: 19px; font-weight: 650; font-variant-numeric: tabular-nums; }
 .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(340px, 100%), 1fr)); gap: 12px; }

@@ -37,7 +37,7 @@ class RunConfig(BaseModel):
     max_response_length: int = Field(64, ge=1, description="tokens per response at most")
     max_tokens_per_gpu: int = Field(2048, ge=1, description="tokens of one training micro-batch, per rank")
     kl_coef: float = Field(0.001, ge=0, description="weight of the KL term in the loss")
-    lr: float = Field(1e-5, gt=0, description="learning rate of the optimiser")
+    lr: float = Field(1e-4, gt=0, description="learning rate of the optimiser")
     clip_ratio: float = Field(0.2, gt=0, lt=1, description="PPO clip: the ratio stays in 1 +- this")
     clip_grad: float = Field(1.0, gt=0, description="largest global gradient norm")
     temperature: float = Field(1.0, gt=0, description="sampling temperature, also of the log-probabilities")

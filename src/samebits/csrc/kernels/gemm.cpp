@@ -31,15 +31,6 @@ constexpr int64_t kPanel = kDepth * kLanes;    // one panel: kDepth x 16 columns
 constexpr int64_t kRowUnit = 16, kColumnUnit = 32;  // how threads cut the output
 constexpr int64_t kWorthWaking = 16384;             // vector operations per part
 
-// k itself; a sabotage build runs each block backwards, so that tests can show that they notice
-inline int64_t at_depth(int64_t k, int64_t depth) {
-#if defined(SAMEBITS_FAULT_K_ORDER)
-  return depth - 1 - k;
-#else
-  return static_cast<void>(depth), k;
-#endif
-}
-
 // R rows x V vectors of c. left: rows kLeftStride apart; right: V panels [depth][16].
 template <int R, int V>
 void micro(const float* left, const float* right, int64_t depth, float* c, int64_t c_stride, bool from_c) {
@@ -49,8 +40,7 @@ void micro(const float* left, const float* right, int64_t depth, float* c, int64
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v)
       acc[r][v] = from_c ? F32x16::load(c + r * c_stride + v * kLanes) : F32x16::zero();
-  for (int64_t i = 0; i < depth; ++i) {
-    int64_t k = at_depth(i, depth);
+  for (int64_t k = 0; k < depth; ++k) {
     F32x16 b[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) b[v] = F32x16::load(right + v * kPanel + k * kLanes);

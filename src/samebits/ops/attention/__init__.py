@@ -1,4 +1,4 @@
-"""Causal attention: packed (training, prefill), paged (chunked prefill, decode) and for a subset of the rows."""
+"""Causal attention: packed (training, prefill), paged (chunked prefill, decode), for all rows or some."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def attention(
 ) -> torch.Tensor:
     """Packed causal attention with gradients: q [T, Hq, D], k, v [Tk, Hkv, D] bf16 -> [T, Hq, D] bf16.
 
-    Sequence b holds the keys cu_seqlens[b] to cu_seqlens[b+1] (int32 [B+1], from 0). Its query rows are the same
-    rows of q; or, with cu_seqlens_q (int32 [B+1]) and q_positions (int32 [T]), the rows cu_seqlens_q[b] to
-    cu_seqlens_q[b+1], at non-descending positions of that sequence. Then the gradients of k and v are the part
-    that comes from these rows. Rows outside every sequence give +0. Views with any token and head stride are
-    read in place. Raises ValueError on other dtypes, shapes, lengths or positions.
+    Sequence b holds the keys cu_seqlens[b] to cu_seqlens[b+1] (int32 [B+1], from 0). Its query rows are the
+    same rows of q; or, with cu_seqlens_q (int32 [B+1]) and q_positions (int32 [T]), the rows cu_seqlens_q[b]
+    to cu_seqlens_q[b+1], at non-descending positions of that sequence. Then the gradients of k and v are the
+    part that comes from these rows. Rows outside every sequence give +0. Views with any token and head stride
+    are read in place. Raises ValueError on other dtypes, shapes, lengths or positions.
     """
     checks.packed(q, k, v, cu_seqlens, q_positions, cu_seqlens_q)
     impl = pick("attention", BACKENDS, backend)
@@ -51,12 +51,13 @@ def paged_attention(
     scale: float,
     backend: str = DEFAULT,
 ) -> torch.Tensor:
-    """Attention of q [T, Hq, D] bf16 over a paged cache -> [T, Hq, D] bf16: prefill, extension and decode in one.
+    """Attention of q [T, Hq, D] bf16 over a paged cache -> [T, Hq, D] bf16: prefill, extension and decode.
 
-    kv_cache [blocks, Hkv, block_size, 2 D] bf16 (K then V; any strides but the last) already holds the new tokens.
-    Request b has seq_lens[b] tokens in the pages block_table[b] (entries past its end are never read); its query
-    rows query_start_loc[b] to query_start_loc[b+1] are its last tokens. Index tensors int32. Rows outside every
-    request give +0. No gradients. Raises ValueError on other dtypes, shapes, lengths or page numbers.
+    kv_cache [blocks, Hkv, block_size, 2 D] bf16 (K then V; any strides but the last) already holds the new
+    tokens. Request b has seq_lens[b] tokens in the pages block_table[b] (entries past its end are never read);
+    its query rows query_start_loc[b] to query_start_loc[b+1] are its last tokens. Index tensors are int32.
+    Rows outside every request give +0. No gradients. Raises ValueError on other dtypes, shapes, lengths or
+    page numbers.
     """
     checks.paged(q, kv_cache, block_table, seq_lens, query_start_loc)
     impl = pick("attention", BACKENDS, backend)
@@ -70,9 +71,10 @@ def write_kv(
     slot_mapping: torch.Tensor,
     backend: str = DEFAULT,
 ) -> None:
-    """Copy key, value [T, Hkv, D] bf16 into kv_cache at slot_mapping (int64; slot = page * block_size + offset).
+    """Copy key, value [T, Hkv, D] bf16 into the slots of kv_cache (slot = page * block_size + offset; int64).
 
-    Slots below 0 are skipped; rows past the end of slot_mapping are padding. Raises ValueError as the others do.
+    Slots below 0 are skipped; rows past the end of slot_mapping are padding. Raises ValueError on other dtypes
+    or shapes and on a slot outside the cache.
     """
     checks.write(key, value, kv_cache, slot_mapping)
     pick("attention", BACKENDS, backend).write_kv(key, value, kv_cache, slot_mapping)
@@ -91,8 +93,8 @@ class _Attention(torch.autograd.Function):
         scale: float,
         impl: ModuleType,
     ) -> torch.Tensor:
-        out, m, l = impl.forward(q, k, v, cu_seqlens_q, cu_seqlens, q_positions, scale, True)  # noqa: E741
-        ctx.save_for_backward(q, k, v, out, m, l, cu_seqlens_q, cu_seqlens, q_positions)
+        out, m, lsum = impl.forward(q, k, v, cu_seqlens_q, cu_seqlens, q_positions, scale, True)
+        ctx.save_for_backward(q, k, v, out, m, lsum, cu_seqlens_q, cu_seqlens, q_positions)
         ctx.scale, ctx.impl = scale, impl
         return out
 

@@ -12,7 +12,8 @@ def heads(op: str, q: torch.Tensor, kv_heads: int, head_dim: int) -> None:
     _bf16(op, "q", q, 3)
     if q.shape[2] != head_dim or not 1 <= head_dim <= MAX_HEAD_DIM:
         raise ValueError(
-            f"{op}: head_dim of q is {q.shape[2]} and of the keys {head_dim}; they must agree, 1 to {MAX_HEAD_DIM}"
+            f"{op}: head_dim of q is {q.shape[2]} and of the keys {head_dim}; "
+            f"they must agree and lie in [1, {MAX_HEAD_DIM}]"
         )
     if kv_heads < 1 or q.shape[1] % kv_heads:
         raise ValueError(f"{op}: {q.shape[1]} query heads are not a multiple of {kv_heads} kv heads")
@@ -42,7 +43,9 @@ def packed(
 def cache(op: str, kv_cache: torch.Tensor) -> None:
     _bf16(op, "kv_cache", kv_cache, 4)
     if kv_cache.shape[3] % 2:
-        raise ValueError(f"{op}: the last axis of kv_cache holds K then V, so it must be even: {list(kv_cache.shape)}")
+        raise ValueError(
+            f"{op}: the last axis of kv_cache holds K then V, so it must be even, got {list(kv_cache.shape)}"
+        )
 
 
 def paged(
@@ -85,15 +88,21 @@ def _bf16(op: str, name: str, x: torch.Tensor, dims: int) -> None:
 
 def _index(op: str, name: str, x: torch.Tensor, length: int | None) -> None:
     if x.dtype != torch.int32 or x.dim() != 1 or not x.is_contiguous():
-        raise ValueError(f"{op}: {name} must be contiguous int32 with one axis, got {x.dtype} {list(x.shape)}")
+        raise ValueError(
+            f"{op}: {name} must be contiguous int32 with one axis, got {x.dtype} {list(x.shape)}"
+        )
     if length is not None and x.shape[0] != length:
         raise ValueError(f"{op}: {name} must have {length} elements, got {x.shape[0]}")
 
 
 def packed_values(
-    tokens: int, keys: int, cu_seqlens_q: torch.Tensor, cu_seqlens: torch.Tensor, q_positions: torch.Tensor | None
+    tokens: int,
+    keys: int,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    q_positions: torch.Tensor | None,
 ) -> None:
-    """What the kernels check before they read: offsets inside the tensors, positions inside their sequence."""
+    """As the kernels check before they read: offsets inside the tensors, positions inside their sequence."""
     _offsets("attention: cu_seqlens_q", cu_seqlens_q, tokens)
     _offsets("attention: cu_seqlens", cu_seqlens, keys)
     if q_positions is None:

@@ -7,12 +7,12 @@ LANES = 128
 ATTENTION = Boundary(
     name="attention",
     version=1,
-    dependency="one query row of one head at absolute position p of its sequence: keys and values 0..p of its kv head",
+    dependency="a query row of one head at absolute position p: keys and values 0..p of its sequence and kv head",
     partition=f"keys at absolute positions, in tiles of {TILE} inside chunks of {CHUNK}",
     merge=(
-        "scores: chain of fma over d ascending from +0. A chunk starts from m = -inf, l = +0, acc = +0 and takes its "
-        "tiles in ascending order: m' = max(m, t), a = exp2(m - m'), p = exp2(t - m'); l = fma(l, a, sum of the "
-        f"{TILE} p folded in halves); acc = acc * a, then acc = fma(bf16(p_j), v_j, acc) for j ascending. "
+        "scores: chain of fma over d ascending from +0. A chunk starts from m = -inf, l = +0, acc = +0 and takes "
+        "its tiles in ascending order: m' = max(m, t), a = exp2(m - m'), p = exp2(t - m'); l = fma(l, a, sum of "
+        f"the {TILE} p folded in halves); acc = acc * a, then acc = fma(bf16(p_j), v_j, acc) for j ascending. "
         "Chunks merge in ascending order onto the first chunk's state: m' = max(m, m_c), a = exp2(m - m'), "
         "b = exp2(m_c - m'), l = fma(l, a, l_c * b), acc = fma(acc, a, acc_c * b). out = acc / l. "
         "A masked key (j > p) has p_j = +0 and v_j = +0; masked keys end the last tile, where all they can do is "
@@ -20,12 +20,12 @@ ATTENTION = Boundary(
     ),
     precision="bf16 q, k, v; fp32 scores, m, l, acc; bf16 output",
     rounding=(
-        "c = fp32(scale * log2 e), the product in float64; t = s * c in fp32; p rounded to bf16 for the product with "
-        "v and unrounded in the row sum; one rounding of the output to bf16"
+        "c = fp32(scale * log2 e), the product in float64; t = s * c in fp32; p rounded to bf16 for the product "
+        "with v and unrounded in the row sum; one rounding of the output to bf16"
     ),
     primitives=(
         "fma, +, -, *, correctly rounded /, exp2 (owned). max skips NaN, a NaN score makes its row NaN through p, "
-        "scores of +inf (or only of -inf) give NaN; a NaN output is 0x7fc0"
+        "a score of +inf (or only scores of -inf) gives NaN; a NaN output is 0x7fc0"
     ),
     constants={"tile": TILE, "chunk": CHUNK},
 )
@@ -34,16 +34,19 @@ ATTENTION_BACKWARD = Boundary(
     name="attention_backward",
     version=1,
     dependency="one sequence and one kv head: its keys, values and the query rows of its heads",
-    partition="dQ: the keys of a row; dK, dV: the rows of a key. Never cut: threads and packing own whole chains",
+    partition="dQ: the keys of a row; dK, dV: the rows of a key; a chain is never cut",
     merge=(
         "P = exp2(s * c - m) * (1 / l) with the forward's s, m and l; dP: chain of fma(dO_d, v_d) over d ascending "
-        f"from +0; D = the {LANES}-lane dot of dO and O; dS = P * (dP - D). dQ_i: chain of fma(bf16(dS_ij), k_j) over "
-        "j ascending; dV_j: chain of fma(bf16(P_ij), dO_i) and dK_j: chain of fma(bf16(dS_ij), q_i) over the query "
-        "rows in the order given and, inside a row, the heads of the group ascending. Every chain starts at +0 "
-        "and ends with one + (+0), so that terms of zero (masked pairs) can't show in the sign of a zero"
+        f"from +0; D = the {LANES}-lane dot of dO and O; dS = P * (dP - D). dQ_i: chain of fma(bf16(dS_ij), k_j) "
+        "over j ascending; dV_j: chain of fma(bf16(P_ij), dO_i) and dK_j: chain of fma(bf16(dS_ij), q_i) over the "
+        "query rows in the order given and, inside a row, the heads of the group ascending. Every chain starts at "
+        "+0 and ends with one + (+0), so that terms of zero (masked pairs) can't show in the sign of a zero"
     ),
     precision="bf16 inputs, fp32 scores and accumulators, bf16 gradients",
-    rounding="P and dS to bf16 for the products; dQ and dK times fp32(scale), then one rounding to bf16; dV one rounding",
+    rounding=(
+        "P and dS to bf16 for the products; dQ and dK times fp32(scale), then one rounding to bf16; "
+        "one rounding of dV to bf16"
+    ),
     primitives="fma, +, -, *, correctly rounded /, exp2 (owned); a NaN gradient is 0x7fc0",
     constants={"lanes": LANES},
 )

@@ -1,4 +1,4 @@
-"""The definition of attention by bits: online softmax over tiles, tiles inside chunks, chunks merged in order.
+"""The definition of attention by bits: online softmax over tiles inside chunks, chunks merged in order.
 
 The recurrence is that of M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018; the
 orders are the contract's. Inside this file heads come first: q [H, n, D], k and v [H, L, D], state [H, n].
@@ -24,16 +24,16 @@ class State:
     """Softmax over the keys seen so far: the largest exponent, the sum and the weighted values."""
 
     m: torch.Tensor  # [H, n]
-    l: torch.Tensor  # [H, n]  # noqa: E741
+    lsum: torch.Tensor  # [H, n]
     acc: torch.Tensor  # [H, n, D]
 
     def rows(self, which: torch.Tensor) -> State:
-        return State(self.m[:, which], self.l[:, which], self.acc[:, which])
+        return State(self.m[:, which], self.lsum[:, which], self.acc[:, which])
 
     def replaced(self, which: torch.Tensor, rows: State) -> State:
-        m, l, acc = self.m.clone(), self.l.clone(), self.acc.clone()  # noqa: E741
-        m[:, which], l[:, which], acc[:, which] = rows.m, rows.l, rows.acc
-        return State(m, l, acc)
+        m, lsum, acc = self.m.clone(), self.lsum.clone(), self.acc.clone()
+        m[:, which], lsum[:, which], acc[:, which] = rows.m, rows.lsum, rows.acc
+        return State(m, lsum, acc)
 
 
 def empty_state(q: torch.Tensor) -> State:
@@ -43,7 +43,7 @@ def empty_state(q: torch.Tensor) -> State:
 def chain(
     a: torch.Tensor, b: torch.Tensor, acc: torch.Tensor, valid: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """acc [.., M, N] = fma(a_mk, b_kn, acc) for k ascending; a, b hold bf16 values; where valid [M, K] is false, + 0."""
+    """acc [.., M, N] = fma(a_mk, b_kn, acc) for k ascending, a and b of bf16 values; + 0 where not valid [M, K]."""
     exact = _exact_products(a, b)
     for k in range(a.shape[-1]):
         x, y = a[..., k, None], b[..., k, None, :]
@@ -66,7 +66,9 @@ def to_bf16(x: torch.Tensor) -> torch.Tensor:
     return torch.where(torch.isnan(x), torch.tensor(NAN, dtype=torch.bfloat16), x.bfloat16())
 
 
-def add_tile(state: State, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, valid: torch.Tensor, c: float) -> State:
+def add_tile(
+    state: State, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, valid: torch.Tensor, c: float
+) -> State:
     """One tile of keys k, v [H, TILE, D], of which row i attends to those with valid [n, TILE]."""
     s = chain(q, k.transpose(-1, -2), torch.zeros(*q.shape[:2], TILE))
     t = s * c
@@ -74,22 +76,22 @@ def add_tile(state: State, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, va
     m = torch.maximum(state.m, largest)
     a = exp2(state.m - m)
     p = torch.where(valid, exp2(t - m[..., None]), 0.0)
-    l = fma(state.l, a, fold_halves(p))  # noqa: E741
-    acc = chain(p.bfloat16().float(), v, state.acc * a[..., None], valid)
-    return State(m, l, acc)
+    lsum = fma(state.lsum, a, fold_halves(p))
+    acc = chain(to_bf16(p).float(), v, state.acc * a[..., None], valid)
+    return State(m, lsum, acc)
 
 
 def merge(state: State, later: State) -> State:
     """The state over an earlier run of chunks and over the chunk that follows it."""
     m = torch.maximum(state.m, later.m)
     a, b = exp2(state.m - m), exp2(later.m - m)
-    l = fma(state.l, a, later.l * b)  # noqa: E741
+    lsum = fma(state.lsum, a, later.lsum * b)
     acc = fma(state.acc, a[..., None], later.acc * b[..., None])
-    return State(m, l, acc)
+    return State(m, lsum, acc)
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor, c: float) -> State:
-    """Query rows q [H, n, D] at `positions` [n] over the keys of their sequence; fp32 tensors of bf16 values."""
+    """Query rows q [H, n, D] at `positions` [n] over the keys of their sequence; fp32 of bf16 values."""
     total = empty_state(q)
     for chunk in range(0, k.shape[1], CHUNK):
         reached = positions >= chunk
@@ -123,7 +125,8 @@ def _sequences(
     for b in range(len(ends) - 1):
         rows, keys = slice(q_ends[b], q_ends[b + 1]), slice(ends[b], ends[b + 1])
         if rows.start < rows.stop:
-            yield rows, keys, torch.arange(keys.stop - keys.start) if q_positions is None else q_positions[rows]
+            every = torch.arange(keys.stop - keys.start)
+            yield rows, keys, every if q_positions is None else q_positions[rows]
 
 
 def forward(
@@ -136,16 +139,17 @@ def forward(
     scale: float,
     statistics: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """(out [T, Hq, D] bf16, m, l [T, Hq] fp32); rows outside every sequence are +0. m, l are what backward needs."""
+    """(out [T, Hq, D] bf16, m and l [T, Hq] fp32 for backward); rows outside every sequence are +0."""
     checks.packed_values(q.shape[0], k.shape[0], cu_seqlens_q, cu_seqlens, q_positions)
-    out, m, l = torch.zeros(q.shape, dtype=q.dtype), torch.zeros(q.shape[:2]), torch.zeros(q.shape[:2])  # noqa: E741
+    out = torch.zeros(q.shape, dtype=q.dtype)
+    m, lsum = torch.zeros(q.shape[:2]), torch.zeros(q.shape[:2])
     group = q.shape[1] // k.shape[1]
     for rows, keys, positions in _sequences(cu_seqlens_q, cu_seqlens, q_positions):
         kh, vh = _heads_first(k[keys], group), _heads_first(v[keys], group)
         state = attend(_heads_first(q[rows]), kh, vh, positions, exponent_scale(scale))
-        out[rows] = to_bf16(state.acc / state.l[..., None]).transpose(0, 1)
-        m[rows], l[rows] = state.m.T, state.l.T
-    return out, m, l
+        out[rows] = to_bf16(state.acc / state.lsum[..., None]).transpose(0, 1)
+        m[rows], lsum[rows] = state.m.T, state.lsum.T
+    return out, m, lsum
 
 
 def paged(
@@ -159,7 +163,7 @@ def paged(
     """The packed function over keys and values gathered page by page."""
     size, dim = kv_cache.shape[2], q.shape[2]
     checks.paged_values(q.shape[0], kv_cache.shape[0], size, block_table, seq_lens, query_start_loc)
-    gathered, positions, lengths = [kv_cache[:0, :, 0]], [], seq_lens.tolist()
+    gathered, positions, lengths = [kv_cache[:0, :, 0]], [torch.arange(0)], seq_lens.tolist()
     starts = query_start_loc.tolist()
     for b, length in enumerate(lengths):
         j = torch.arange(length)
@@ -167,10 +171,13 @@ def paged(
         positions.append(torch.arange(length - (starts[b + 1] - starts[b]), length))
     pairs = torch.cat(gathered)
     ends = torch.tensor([0, *lengths]).cumsum(0)
-    return forward(q, pairs[..., :dim], pairs[..., dim:], query_start_loc, ends, torch.cat(positions), scale, False)[0]
+    k, v = pairs[..., :dim], pairs[..., dim:]
+    return forward(q, k, v, query_start_loc, ends, torch.cat(positions), scale, False)[0]
 
 
-def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+def write_kv(
+    key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
+) -> None:
     """Row by row into the slot's page."""
     size = kv_cache.shape[2]
     checks.slots(slot_mapping, kv_cache.shape[0] * size)
@@ -186,7 +193,7 @@ def backward(
     v: torch.Tensor,
     out: torch.Tensor,
     m: torch.Tensor,
-    l: torch.Tensor,  # noqa: E741
+    lsum: torch.Tensor,
     cu_seqlens_q: torch.Tensor,
     cu_seqlens: torch.Tensor,
     q_positions: torch.Tensor | None,
@@ -197,27 +204,30 @@ def backward(
     kv_heads, factor = k.shape[1], torch.tensor(scale, dtype=torch.float32)
     group = q.shape[1] // kv_heads
     delta = lane_dot(dout.float(), out.float(), LANES)
-    inverse = 1.0 / l
+    inverse = 1.0 / lsum
     for rows, keys, positions in _sequences(cu_seqlens_q, cu_seqlens, q_positions):
-        # row r of a kv head is query row r // group and head r % group of its group
-        def grouped(x: torch.Tensor, rows: slice = rows) -> torch.Tensor:
-            x = x[rows].float()
-            x = x.reshape(x.shape[0], kv_heads, group, -1)
-            return x.transpose(0, 1).reshape(kv_heads, -1, x.shape[-1])
-
-        queries, douts = grouped(q), grouped(dout)
+        queries, douts, tops, sums, deltas = (_grouped(x[rows], kv_heads) for x in (q, dout, m, inverse, delta))
         kh, vh = _heads_first(k[keys]), _heads_first(v[keys])
         valid = torch.arange(kh.shape[1]) <= positions.repeat_interleave(group)[:, None]
         scores = torch.zeros(kv_heads, queries.shape[1], kh.shape[1])
-        t = chain(queries, kh.transpose(-1, -2), scores) * exponent_scale(scale)
-        p = exp2(t - grouped(m)) * grouped(inverse)
-        ds = p * (chain(douts, vh.transpose(-1, -2), scores) - grouped(delta))
-        p, ds = (torch.where(valid, x.bfloat16().float(), 0.0) for x in (p, ds))
+        p = exp2(chain(queries, kh.transpose(-1, -2), scores) * exponent_scale(scale) - tops) * sums
+        ds = p * (chain(douts, vh.transpose(-1, -2), scores) - deltas)
+        p, ds = (torch.where(valid, to_bf16(x).float(), 0.0) for x in (p, ds))
         dqh = chain(ds, kh, torch.zeros(queries.shape), valid) + 0.0
         dkh = chain(ds.transpose(-1, -2), queries, torch.zeros(kh.shape), valid.T) + 0.0
         dvh = chain(p.transpose(-1, -2), douts, torch.zeros(vh.shape), valid.T) + 0.0
-        n = rows.stop - rows.start
-        dq[rows] = to_bf16(dqh * factor).view(kv_heads, n, group, -1).transpose(0, 1).reshape(n, q.shape[1], -1)
+        dq[rows] = _ungrouped(to_bf16(dqh * factor), group)
         dk[keys] = to_bf16(dkh * factor).transpose(0, 1)
         dv[keys] = to_bf16(dvh).transpose(0, 1)
     return dq, dk, dv
+
+
+def _grouped(x: torch.Tensor, kv_heads: int) -> torch.Tensor:
+    """[n, Hq, ..] -> fp32 [Hkv, n * group, D or 1]: row r is query row r // group, head r % group of its group."""
+    x = x.float().reshape(x.shape[0], kv_heads, x.shape[1] // kv_heads, -1)
+    return x.transpose(0, 1).reshape(kv_heads, -1, x.shape[-1])
+
+
+def _ungrouped(x: torch.Tensor, group: int) -> torch.Tensor:
+    kv_heads, rows, dim = x.shape
+    return x.view(kv_heads, rows // group, group, dim).transpose(0, 1).reshape(-1, kv_heads * group, dim)

@@ -48,9 +48,14 @@ def dgrad(dy: Tensor, weight: Tensor, dtype: torch.dtype = torch.bfloat16, backe
 
     fp32 is for column-parallel layers, where ranks add their parts by a tree before the rounding.
     """
-    _check_pair("dgrad: dy and weight", dy.shape[-1], weight.shape[0], dy.shape, weight)
+    if weight.dim() != 2 or weight.dtype != torch.bfloat16 or dy.shape[-1] != weight.shape[0]:
+        raise ValueError(
+            f"dgrad: want dy [..., N] and weight [N, K] bfloat16, "
+            f"got {list(dy.shape)} and {list(weight.shape)} {weight.dtype}"
+        )
     impl = pick("linear", BACKENDS, backend)
-    return impl.dgrad(_gradient_rows(dy), _inner(weight), dtype).view(*dy.shape[:-1], weight.shape[1])
+    dx: Tensor = impl.dgrad(_gradient_rows(dy), _inner(weight), dtype)
+    return dx.view(*dy.shape[:-1], weight.shape[1])
 
 
 def wgrad(dy: Tensor, x: Tensor, buffer: Tensor, backend: str = DEFAULT) -> None:
@@ -58,6 +63,8 @@ def wgrad(dy: Tensor, x: Tensor, buffer: Tensor, backend: str = DEFAULT) -> None
     dy [..., N] and x [..., K], so a batch may be cut between calls anywhere."""
     if buffer.dtype != torch.float32 or not buffer.is_contiguous():
         raise ValueError(f"wgrad: buffer must be contiguous float32, got {buffer.dtype} {buffer.stride()}")
+    if x.dtype != torch.bfloat16:
+        raise ValueError(f"wgrad: x must be bfloat16, got {x.dtype}")
     rows, inputs = _gradient_rows(dy), _rows(x)
     if rows.shape[0] != inputs.shape[0] or buffer.shape != (rows.shape[1], inputs.shape[1]):
         raise ValueError(
@@ -74,7 +81,7 @@ def _apply(x: Tensor, weight: Tensor, bias: Tensor | None, segments: int, dtype:
     if torch.is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        y = _Linear.apply(rows, weight, bias, segments, dtype, impl)
+        y: Tensor = _Linear.apply(rows, weight, bias, segments, dtype, impl)
     else:
         y = impl.forward(rows, _inner(weight), bias, segments, dtype)
     return y if x.dim() == 2 else y.view(*x.shape[:-1], weight.shape[0])
@@ -98,24 +105,19 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, segments: int) -> Non
     bf16 = torch.bfloat16
     if x.dtype != bf16 or weight.dtype != bf16:
         raise ValueError(f"linear: x and weight must be bfloat16, got {x.dtype} and {weight.dtype}")
-    _check_pair("linear: x and weight", x.shape[-1], weight.shape[1], x.shape, weight)
-    wanted = weight.shape[:1]
-    if bias is not None and (bias.dtype != bf16 or bias.shape != wanted or not bias.is_contiguous()):
+    if weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(f"linear: x and weight do not match: {list(x.shape)} and {list(weight.shape)}")
+    if bias is not None and (bias.dtype != bf16 or bias.shape != weight.shape[:1] or not bias.is_contiguous()):
         raise ValueError(
-            f"linear: bias must be contiguous bfloat16 {list(wanted)}, got {bias.dtype} {list(bias.shape)}"
+            f"linear: bias must be contiguous bfloat16 [{weight.shape[0]}], got {bias.dtype} {list(bias.shape)}"
         )
     if segments != 1 and (segments < 1 or segments & (segments - 1) or x.shape[-1] % segments):
         raise ValueError(f"linear: segments must be a power of two that divides K = {x.shape[-1]}, got {segments}")
 
 
-def _check_pair(what: str, left: int, right: int, shape: torch.Size, weight: Tensor) -> None:
-    if weight.dim() != 2 or left != right:
-        raise ValueError(f"{what} do not match: {list(shape)} and {list(weight.shape)}")
-
-
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         x: Tensor,
         weight: Tensor,
@@ -130,7 +132,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor):  # type: ignore[no-untyped-def, override]
+    def backward(ctx: Any, grad: Tensor):  # type: ignore[no-untyped-def]
         x, weight, bias = ctx.saved_tensors
         dy, dx, dw, db = _gradient_rows(grad), None, None, None
         if ctx.needs_input_grad[0]:
