@@ -30,7 +30,7 @@ class _ColumnParallel(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         full, weight, bias = ctx.saved_tensors
         leave = tree_reduce_scatter if ctx.split_rows else tree_all_reduce
         dx = leave(dgrad(dy, weight, torch.float32), ctx.group).to(full.dtype)

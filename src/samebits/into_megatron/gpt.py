@@ -34,13 +34,13 @@ class ScoringModel(GPTModel):
             share_embeddings_and_output_weights=shape.tied,
             # On the R route positions come with the packing, and rotation happens inside our attention.
             position_embedding_type="rope" if case.attention == "P" else "none",
-            rotary_base=shape.rope_base,  # type: ignore[arg-type]
+            rotary_base=shape.rope_base,
         )
         self.shape = shape
         self.case = case
         self.temperature = temperature
 
-    def forward(self, batch: MicroBatch) -> Tensor:  # type: ignore[override]
+    def forward(self, batch: MicroBatch) -> Tensor:
         """fp32 [n]: log-probability of `batch.targets`, each predicted from its row of `batch.rows`."""
         return super().forward(
             input_ids=batch.ids,

@@ -142,7 +142,9 @@ def padded_batch(samples: Sequence[TrainSample], slots: Sequence[int], *, multip
     longest = max(len(sample.token_ids) for sample in samples)
     width = -(-longest // multiple) * multiple
     count = len(samples)
-    rows, targets, out_slots = [], [], []
+    rows: list[int] = []
+    targets: list[int] = []
+    out_slots: list[int] = []
     for column, (sample, slot) in enumerate(zip(samples, slots, strict=True)):
         first, last = sample.prompt_length - 1, len(sample.token_ids) - 1
         rows += [p * count + column for p in range(first, last)]
