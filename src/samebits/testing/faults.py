@@ -1,0 +1,136 @@
+"""Faults that the conformance cases must notice: each makes one kernel wrong in one believable way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Replacements in one file of csrc/ (each text occurs there once), or one compiler flag.
+
+    `op` names the cases that must notice; `isa` is set where the code exists for one instruction set only.
+    """
+
+    name: str
+    op: str
+    file: str = ""
+    edits: tuple[tuple[str, str], ...] = ()
+    flag: str = ""
+    isa: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.op}: {self.name}"
+
+
+_CONTRACT = "-ffp-contract=fast"
+_GEMM, _LINEAR, _FEW = "kernels/gemm.cpp", "kernels/linear.cpp", "few_rows.h"
+_ATTENTION, _TILES = "kernels/attention.cpp", "attention_tiles.h"
+_MEAN = "lane_dot(width, element, element)"
+_HALVES = (
+    "(lane_dot(width / 2, element, element) + lane_dot(width - width / 2, "
+    "[&](int64_t i, int n) { return element(i + width / 2, n); }, "
+    "[&](int64_t i, int n) { return element(i + width / 2, n); }))"
+)
+
+FAULTS: tuple[Fault, ...] = (
+    # linear
+    Fault("K runs backwards in each block", "linear", _GEMM, (("for (int64_t k = 0; k < depth; ++k) {\n    F32x16 b[V];", "for (int64_t k = depth - 1; k >= 0; --k) {\n    F32x16 b[V];"),)),
+    Fault(
+        "K runs backwards for few rows", "linear", _FEW,
+        (("for (int j = 0; j < kStep; ++j) {", "for (int j = kStep - 1; j >= 0; --j) {"),), isa="avx512",
+    ),
+    Fault("segments are ignored", "linear", _LINEAR, (("k / segments, segments, sum)", "k, 1, sum)"),)),
+    Fault(
+        "the batch decides how K is cut", "linear", _LINEAR,
+        (
+            ("int64_t levels = 1;", "int64_t split = m > 100 && k % 2 == 0 ? 2 * segments : segments, levels = 2;"),
+            ("k / segments, segments, sum)", "k / split, split, sum)"),
+        ),
+    ),
+    Fault("blocks of K start anew and are added", "linear", _GEMM, (("constexpr int64_t kDepth = 256;", "constexpr int64_t kDepth = 32;"), ("accumulate || i > 0);\n      }", "accumulate);\n      }"))),
+    Fault(
+        "weight gradient does not continue main_grad", "linear", _LINEAR,
+        (("width, rows, own, k, true)", "width, rows, own, k, false)"),),
+    ),
+    # RMSNorm
+    Fault("64 lanes for 128", "rms_norm", "lane_dot.h", (("constexpr int kVectors = 8;", "constexpr int kVectors = 4;"),)),
+    Fault("multiply-adds are contracted", "rms_norm", flag=_CONTRACT),
+    Fault(
+        "the batch decides how a row is cut", "rms_norm", "kernels/rms_norm.cpp",
+        ((f"float mean = {_MEAN}", f"float mean = (rows > 8 ? {_HALVES} : {_MEAN})"),),
+    ),
+    Fault("the sum is not rounded before the norm", "rms_norm", "kernels/rms_norm.cpp", (("        row = sum;\n", ""),)),
+    Fault(
+        "tokens run backwards in the weight gradient", "rms_norm", "kernels/rms_norm.cpp",
+        (("for (int64_t r = 0; r < rows; ++r) {\n        F32x16 normed", "for (int64_t r = rows - 1; r >= 0; --r) {\n        F32x16 normed"),),
+    ),
+    Fault(
+        "neighbours fold instead of halves", "rms_norm", "vec.h",
+        (("t[i] = t[i] + t[i + half];", "t[i] = t[2 * i] + t[2 * i + 1];"),),
+    ),
+    # elementwise
+    Fault("multiply-adds are contracted", "rotary", flag=_CONTRACT),
+    Fault(
+        "positions are off by one", "rotary", "kernels/elementwise.cpp",
+        (("const float* c = cos + positions[t] * half;", "const float* c = cos + (positions[t] ? positions[t] - 1 : 0) * half;"),),
+    ),
+    Fault("multiply-adds are contracted", "swiglu", flag=_CONTRACT),
+    Fault(
+        "products are reassociated", "swiglu", "kernels/elementwise.cpp",
+        (("(gate * sigmoid(gate)) * up", "gate * (sigmoid(gate) * up)"),),
+    ),
+    Fault(
+        "a polynomial coefficient is one bit off", "swiglu", "primitives.h",
+        (("0x1.c6af6cp-5f", "0x1.c6af6ep-5f"),),
+    ),
+    Fault(
+        "tokens run backwards in the gradient", "embedding", "kernels/elementwise.cpp",
+        (("for (int64_t t = 0; t < tokens; ++t) {\n      int64_t local = ids[t] - start;\n      if (local < 0", "for (int64_t t = tokens - 1; t >= 0; --t) {\n      int64_t local = ids[t] - start;\n      if (local < 0"),),
+    ),
+    # attention
+    Fault(
+        "the causal mask is off by one", "attention", _ATTENTION,
+        (("positions_[r + i] + 1 - tile));\n    int vectors", "positions_[r + i] + (positions_[r + i] == tile) - tile));\n    int vectors"),),
+    ),
+    Fault("chunks of 1024 for 512", "attention", _TILES, (("constexpr int kChunk = 512;", "constexpr int kChunk = 1024;"),)),
+    Fault(
+        "P is not rounded", "attention", _ATTENTION,
+        (("through_bf16(parts[v]).store(row", "parts[v].store(row"),),
+    ),
+    Fault(
+        "a row sum is reassociated", "attention", _ATTENTION,
+        (("(parts[0] + parts[2]) + (parts[1] + parts[3])", "(parts[0] + parts[1]) + (parts[2] + parts[3])"),),
+    ),
+    Fault(
+        "a merge is not contracted", "attention", _ATTENTION,
+        (("__builtin_fmaf(total.sum[r], scales[0], later.sum[r] * scales[1])", "total.sum[r] * scales[0] + later.sum[r] * scales[1]"),),
+    ),
+    Fault(
+        "a stale page is read", "attention", "attention_call.h",
+        (("block_table[b * block_table_stride + j / page_size]", "block_table[b * block_table_stride + (j % 64 ? j : j - (j > 0)) / page_size]"),),
+    ),
+    Fault("the head dimension runs backwards", "attention", _TILES, (("for (int k = 0; k < count; ++k) {\n    F32x16 x[V];", "for (int k = count - 1; k >= 0; --k) {\n    F32x16 x[V];"),)),
+    Fault(
+        "dS is not rounded", "attention", "kernels/attention_backward.cpp",
+        (("through_bf16(weight * (F32x16::load(ds + j) - delta)).store(ds + j)", "(weight * (F32x16::load(ds + j) - delta)).store(ds + j)"),),
+    ),
+    # log-probability
+    Fault(
+        "the lowest window is lost", "logprob", "lse.h",
+        (("void raise(int64_t to) {", "void raise(int64_t to) {\n    sum[kWindows - 1] = 0;"),),
+    ),
+    Fault("temperature is applied twice", "logprob", "lse.h", (("z : z / F32x16::all(temperature)", "z : (z / F32x16::all(temperature)) / F32x16::all(temperature)"),)),
+    Fault("padded columns are counted", "logprob", "lse.h", (("for (int j = n; j % kLanes; ++j) { terms.q[j] = 0; terms.i[j] = INT32_MIN; }", ""),)),
+    Fault("states merge without aligning", "logprob", "lse.h", (("    other.raise(top);\n", ""),)),
+    Fault("the low part of log2(e) is lost", "logprob", "lse.h", (("  r = fma(z, F32x16::all(0x1.4ae0c0p-26f), r);\n", ""),)),
+    Fault(
+        "the target is missed at tile edges", "logprob", "kernels/logprob_head.cpp",
+        (("if (target >= j && target", "if (target > j && target"),),
+    ),
+    Fault("multiply-adds are contracted", "logprob", flag=_CONTRACT),
+    # sampling
+    Fault("nine rounds for ten", "sample", "kernels/sample.cpp", (("round < 10", "round < 9"),)),
+    Fault("ties go to the highest id", "sample", "kernels/sample.cpp", (("logits[j] > logits[best]", "logits[j] >= logits[best]"),)),
+    Fault("the position is ignored", "sample", "kernels/sample.cpp", (("b = static_cast<uint32_t>(position >> 32)", "b = 0 * (a = 0)"),)),
+)  # fmt: skip
