@@ -144,3 +144,11 @@ def test_a_run_without_a_name_gets_the_next_number(tmp_path: Path) -> None:
     for name in ("0001", "0007", "demo", "9x"):
         (tmp_path / "runs" / name).mkdir(parents=True)
     assert next_run_dir(tmp_path / "runs").name == "0008"
+
+
+def test_a_traceback_comes_with_debug_only_and_never_with_the_code_for_different(tmp_path: Path) -> None:
+    words = ("run", "--run-dir", "run", "--model", "absent")
+    done = samebits(*words, "--debug", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
+    assert "Traceback" not in samebits(*words, cwd=tmp_path).stderr

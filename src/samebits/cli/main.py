@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -123,7 +125,11 @@ def _complain(error: Exception) -> int:
 
 def main() -> None:
     """The console script."""
-    app(prog_name="samebits")
+    try:
+        app(prog_name="samebits")
+    except Exception:  # noqa: BLE001 - Python's own exit code would be 1, and 1 says "different"
+        traceback.print_exc()
+        sys.exit(2)
 
 
 if __name__ == "__main__":
