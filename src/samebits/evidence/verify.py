@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -254,3 +255,17 @@ def to_json(verification: Verification) -> str:
         },
         allow_nan=False,
     )
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m samebits.evidence.verify RUN`: the same answer where nothing but Python is installed."""
+    if len(arguments) != 1:
+        print("usage: python -m samebits.evidence.verify RUN", file=sys.stderr)
+        return Verdict.CANNOT_TELL.exit_code
+    found = verify(Path(arguments[0]))
+    print(describe(found))
+    return found.verdict.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
