@@ -81,7 +81,8 @@ def _run(config: RunConfig) -> int:
     from samebits.report import write_report
     from samebits.rl.job import run_job
 
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     # A killed process leaves semaphores behind; Python's tracker removes them, and need not say so here.
     env.export({"PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker"})
     with Watch() as watch:
