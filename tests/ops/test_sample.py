@@ -81,11 +81,8 @@ def test_draws_follow_the_softmax(temperature: float) -> None:
     g = torch.Generator().manual_seed(11)
     row = torch.randn(vocabulary, generator=g)
     logits = row.expand(draws, vocabulary).contiguous()
-    # one seed and many positions, then many seeds and one position
-    for seeds, positions in (
-        (torch.full((draws,), 5), torch.arange(draws)),
-        (torch.arange(draws), torch.zeros(draws).long()),
-    ):
+    many_ids, one_id = torch.arange(draws), torch.full((draws,), 5)
+    for seeds, positions in ((one_id, many_ids), (many_ids, one_id)):
         tokens = sample(logits, temperature, seeds, positions)
         expected = draws * torch.softmax(row.double() / temperature, dim=0)
         seen = torch.bincount(tokens, minlength=vocabulary)
