@@ -53,10 +53,13 @@ int64_t find(const Scaled& row, int64_t n, int64_t top, Wide rest) {
   Terms terms;
   for (int64_t j = 0; j < n; j += kBlock) {
     int part = static_cast<int>(n - j < kBlock ? n - j : kBlock);
-    LseState block;
-    absorb_terms(block, terms, part, make_terms(row.from(j), part, terms));
-    Wide total = weight_of(block, top);
-    if (rest >= total) { rest -= total; continue; }
+    int32_t highest = make_terms(row.from(j), part, terms);
+    if (j + part < n) {
+      LseState block;
+      absorb_terms(block, terms, part, highest);
+      Wide total = weight_of(block, top);
+      if (rest >= total) { rest -= total; continue; }
+    }
     for (int k = 0; k < part; ++k) {
       Wide weight = weight_of_term(terms, k, top);
       if (rest < weight) return j + k;
