@@ -32,9 +32,14 @@ struct AttentionCall {
   }
   // Pointers to the keys and values j, j + 1, ... of one kv head.
   void point(int64_t b, int64_t head, int64_t j, int n, const uint16_t** kp, const uint16_t** vp) const {
-    for (int i = 0; i < n; ++i, ++j) {
-      int64_t row = page_size ? j % page_size : k_offsets[b] + j;
-      int64_t page = page_size ? block_table[b * block_table_stride + j / page_size] * page_stride : 0;
+    const int32_t* table = page_size ? block_table + b * block_table_stride + j / page_size : nullptr;
+    int64_t row = page_size ? j % page_size : k_offsets[b] + j;
+    int64_t page = table ? *table * page_stride : 0;
+    for (int i = 0; i < n; ++i, ++row) {
+      if (table && row == page_size) {
+        row = 0;
+        page = *++table * page_stride;
+      }
       kp[i] = k + page + row * k_token + head * k_head;
       vp[i] = v + page + row * v_token + head * v_head;
     }

@@ -187,6 +187,18 @@ inline void store_part_bf16(F32x16 a, uint16_t* p, int n) {
 }
 
 // The contract's fold: halves added onto each other, 16 -> 8 -> 4 -> 2 -> 1.
+#if defined(SAMEBITS_ISA_avx512) || defined(SAMEBITS_ISA_avx2)
+inline float fold(F32x16 a) {
+#if defined(SAMEBITS_ISA_avx512)
+  __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+#else
+  __m256 eight = _mm256_add_ps(a.lo, a.hi);
+#endif
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+#else
 inline float fold(F32x16 a) {
   float t[kLanes];
   a.store(t);
@@ -194,6 +206,7 @@ inline float fold(F32x16 a) {
     for (int i = 0; i < half; ++i) t[i] = t[i] + t[i + half];
   return t[0];
 }
+#endif
 
 }  // namespace SAMEBITS_ISA
 }  // namespace samebits

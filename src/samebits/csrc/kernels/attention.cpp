@@ -15,6 +15,7 @@ namespace SAMEBITS_ISA {
 namespace {
 
 constexpr int kRows = 66;  // query rows (position, head of the group) that share a tile in fp32
+constexpr int kSlice = 32;
 constexpr int64_t kWorkPerThread = 1 << 18;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -117,12 +118,25 @@ class Worker {
     return static_cast<int>(std::lower_bound(positions_.begin(), positions_.end(), key) - positions_.begin());
   }
 
+  // Few rows read a tile once: then it is converted on the way, else it is kept in fp32 for all of them.
+  bool few() const { return rows_ <= kBlockRows && dim_ % kLanes == 0; }
+
   void load(int64_t tile, int n) {
-    const uint16_t* k[kTile] = {};
-    const uint16_t* v[kTile] = {};
-    call_->point(item_.sequence, item_.head, tile, n, k, v);
-    transpose_rows(k, n, dim_, keys_);
-    for (int i = 0; i < n; ++i) widen_row(v[i], dim_, values_ + i * width_);
+    call_->point(item_.sequence, item_.head, tile, n, key_rows_, value_rows_);
+    loaded_ = n;
+    if (few()) return;
+    transpose_rows(key_rows_, n, 0, dim_, keys_);
+    for (int i = 0; i < n; ++i) widen_row(value_rows_[i], dim_, values_ + i * width_);
+  }
+
+  void scores(int r, int n, int vectors, float* p) {
+    const float* q = q_ + r * width_;
+    if (!few()) return chain({q, width_, 1}, Wide{keys_, kTile}, p, kTile, n, dim_, vectors, true);
+    for (int d = 0; d < dim_; d += kSlice) {  // a slice of the keys stays in the first-level cache
+      int part = std::min(kSlice, dim_ - d);
+      transpose_rows(key_rows_, loaded_, d, part, keys_);
+      chain({q + d, width_, 1}, Wide{keys_, kTile}, p, kTile, n, part, vectors, d == 0);
+    }
   }
 
   // Rows r .. r + n of the item take the loaded tile.
@@ -132,10 +146,13 @@ class Worker {
     for (int i = 0; i < n; ++i)
       counts[i] = static_cast<int>(std::min<int64_t>(kTile, positions_[r + i] + 1 - tile));
     int vectors = padded(counts[n - 1]) / kLanes;
-    chain({q_ + r * width_, width_, 1}, keys_, kTile, p, kTile, n, dim_, vectors, true);
+    scores(r, n, vectors, p);
     float* acc = state.acc + r * width_;
     softmax(p, n, counts, vectors, state.largest + r, state.sum + r, first ? nullptr : acc);
-    chain_to_ends({p, kTile, 1}, values_, width_, acc, width_, n, counts, width_ / kLanes, first);
+    if (few())
+      chain_to_ends({p, kTile, 1}, Narrow{value_rows_, 0}, acc, width_, n, counts, width_ / kLanes, first);
+    else
+      chain_to_ends({p, kTile, 1}, Wide{values_, width_}, acc, width_, n, counts, width_ / kLanes, first);
     for (int i = 0; i < n && counts[i] < kTile; ++i)  // the masked keys of the tile
       for (int d = 0; d < width_; d += kLanes) (F32x16::load(acc + i * width_ + d) + F32x16::zero()).store(acc + i * width_ + d);
   }
@@ -173,6 +190,9 @@ class Worker {
   const AttentionCall* call_ = nullptr;
   Item item_{};
   int group_ = 0, dim_ = 0, width_ = 0, rows_ = 0;
+  int loaded_ = 0;
+  const uint16_t* key_rows_[kTile] = {};
+  const uint16_t* value_rows_[kTile] = {};
   std::vector<float> memory_;
   std::vector<int64_t> positions_;
   float *q_ = nullptr, *total_ = nullptr, *part_ = nullptr, *keys_ = nullptr, *values_ = nullptr;

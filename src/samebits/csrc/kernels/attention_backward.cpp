@@ -81,8 +81,8 @@ class Owner {
     const uint16_t* k[kTile] = {};
     const uint16_t* v[kTile] = {};
     call_->forward.point(sequence_, head_, tile, n, k, v);
-    transpose_rows(k, n, dim_, keys_across_);
-    transpose_rows(v, n, dim_, values_across_);
+    transpose_rows(k, n, 0, dim_, keys_across_);
+    transpose_rows(v, n, 0, dim_, values_across_);
     for (int i = 0; i < n; ++i) widen_row(k[i], dim_, keys_ + i * width_);
     std::fill(dk_, dk_ + kTile * width_, 0.0f);
     std::fill(dv_, dv_ + kTile * width_, 0.0f);
@@ -113,8 +113,8 @@ class Owner {
     }
     for (int j = 0; j < keys && begins[j] < n; j += kBlockRows) {
       int some = std::min(kBlockRows, keys - j);
-      chain_from_begins({p_ + j, 1, kTile}, dout_ + r * width_, dv_ + j * width_, some, begins + j, n);
-      chain_from_begins({ds_ + j, 1, kTile}, q_ + r * width_, dk_ + j * width_, some, begins + j, n);
+      chain_from_begins({p_ + j, 1, kTile}, Wide{dout_ + r * width_, width_}, dv_ + j * width_, some, begins + j, n);
+      chain_from_begins({ds_ + j, 1, kTile}, Wide{q_ + r * width_, width_}, dk_ + j * width_, some, begins + j, n);
     }
   }
 
@@ -124,8 +124,8 @@ class Owner {
     for (int i = 0; i < n; ++i) counts[i] = static_cast<int>(std::min<int64_t>(keys, positions_[r + i] + 1 - tile));
     int vectors = padded(counts[n - 1]) / kLanes;
     float *p = p_ + at, *ds = ds_ + at;
-    chain({q_ + r * width_, width_, 1}, keys_across_, kTile, p, kTile, n, dim_, vectors, true);
-    chain({dout_ + r * width_, width_, 1}, values_across_, kTile, ds, kTile, n, dim_, vectors, true);
+    chain({q_ + r * width_, width_, 1}, Wide{keys_across_, kTile}, p, kTile, n, dim_, vectors, true);
+    chain({dout_ + r * width_, width_, 1}, Wide{values_across_, kTile}, ds, kTile, n, dim_, vectors, true);
     F32x16 c = F32x16::all(call_->forward.c);
     for (int i = 0; i < n; ++i) {
       F32x16 largest = F32x16::all(largest_[r + i]), inverse = F32x16::all(inverse_[r + i]);
@@ -136,17 +136,16 @@ class Owner {
         through_bf16(weight).store(p + j);
       }
     }
-    chain_to_ends({ds, kTile, 1}, keys_, width_, dq_ + r * width_, width_, n, counts, width_ / kLanes, false);
+    chain_to_ends({ds, kTile, 1}, Wide{keys_, width_}, dq_ + r * width_, width_, n, counts, width_ / kLanes, false);
   }
 
   // C[j] continues over the rows from begins[j] up to n; begins ascend.
-  void chain_from_begins(Left a, const float* b, float* c, int rows, const int* begins, int n) {
+  void chain_from_begins(Left a, Wide b, float* c, int rows, const int* begins, int n) {
     int common = std::min(begins[rows - 1], n), vectors = width_ / kLanes;
     for (int j = 0; j < rows; ++j)
       if (begins[j] < common)
-        chain(a.from(j, begins[j]), b + begins[j] * width_, width_, c + j * width_, width_, 1, common - begins[j],
-              vectors, false);
-    chain(a.from(0, common), b + common * width_, width_, c, width_, rows, n - common, vectors, false);
+        chain(a.from(j, begins[j]), b.from(begins[j], 0), c + j * width_, width_, 1, common - begins[j], vectors, false);
+    chain(a.from(0, common), b.from(common, 0), c, width_, rows, n - common, vectors, false);
   }
 
   const AttentionGradients* call_ = nullptr;

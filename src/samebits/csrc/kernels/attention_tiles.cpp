@@ -62,10 +62,10 @@ inline void transpose_block(const uint16_t* const* rows, int dim, float* to) {
 
 }  // namespace
 
-void transpose_rows(const uint16_t* const* rows, int n, int dim, float* to) {
+void transpose_rows(const uint16_t* const* rows, int n, int from, int dim, float* to) {
   for (int i = 0; i < n; i += kLanes) {
     const uint16_t* block[kLanes];
-    for (int j = 0; j < kLanes; ++j) block[j] = i + j < n ? rows[i + j] : kZeros;
+    for (int j = 0; j < kLanes; ++j) block[j] = i + j < n ? rows[i + j] + from : kZeros;
     transpose_block(block, dim, to + i);
   }
 }
