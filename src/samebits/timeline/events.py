@@ -134,13 +134,9 @@ class RunFinished:
 Event = RunStarted | Published | Sampled | Trained | Compared | Timed | Evaluated | RunFinished
 
 KINDS: dict[str, type[Event]] = {
-    cls.kind: cls
-    for cls in (RunStarted, Published, Sampled, Trained, Compared, Timed, Evaluated, RunFinished)
+    cls.kind: cls for cls in (RunStarted, Published, Sampled, Trained, Compared, Timed, Evaluated, RunFinished)
 }
-_HINTS = {
-    kind: {f.name: get_type_hints(cls)[f.name] for f in dataclasses.fields(cls)}
-    for kind, cls in KINDS.items()
-}
+_HINTS = {kind: {f.name: get_type_hints(cls)[f.name] for f in dataclasses.fields(cls)} for kind, cls in KINDS.items()}
 
 
 def to_line(event: Event, seq: int, time: float) -> str:

@@ -128,9 +128,7 @@ class _State:
         if event.contract != (self.started.contract if strict else ""):
             return f"sample {event.key} was made under another run contract"
         if event.start != self.next_start or event.prompt_length < 1 or event.response_length < 1:
-            return (
-                f"sample {event.key}: span starts at {event.start}, want {self.next_start} and no part empty"
-            )
+            return f"sample {event.key}: span starts at {event.start}, want {self.next_start} and no part empty"
         if not 0 <= event.engine < self.started.rollout_engines:
             return f"sample {event.key} names engine {event.engine} of {self.started.rollout_engines}"
         self.keys.add(event.key)
@@ -154,10 +152,7 @@ class _State:
     def _same_step(self, step: int, version: int) -> str | None:
         assert self.live is not None
         if (step, version) != (self.step + 1, self.live.version):
-            return (
-                f"step {step} with version {version}, want step {self.step + 1} "
-                f"with version {self.live.version}"
-            )
+            return f"step {step} with version {version}, want step {self.step + 1} with version {self.live.version}"
         return None
 
     def _time(self, event: Timed) -> str | None:
@@ -175,10 +170,7 @@ class _State:
         assert self.live is not None
         self.expect = self._next_step()
         if (event.step, event.version) != (self.step, self.live.version):
-            return (
-                f"after step {event.step} with version {event.version}, "
-                f"want {self.step} and {self.live.version}"
-            )
+            return f"after step {event.step} with version {event.version}, want {self.step} and {self.live.version}"
         return None
 
     def _finish(self, event: RunFinished) -> str | None:
