@@ -63,7 +63,7 @@ def timeline(steps: int = 2, samples: int = 2) -> list[Event]:
     for step in range(1, steps + 1):
         lines += [sampled(step, sample) for sample in range(samples)]
         trained = {"loss": 0.1, "policy_loss": 0.1, "kl": 0.0, "grad_norm": 1.0, "clip_fraction": 0.0}
-        lines.append(Trained(step=step, version=step - 1, tokens=3 * samples, ratio_mean=1.0, **trained))
+        lines.append(Trained(step=step, version=step - 1, tokens=3 * samples, ratio_mean=1.0, seconds={}, **trained))
         lines.append(
             Compared(
                 step=step,

@@ -178,6 +178,7 @@ def trained(result: StepResult, version: WeightVersion) -> Trained:
         clip_fraction=result.clip_fraction,
         ratio_mean=result.ratio_mean,
         tokens=result.tokens,
+        seconds=result.seconds,
     )
 
 

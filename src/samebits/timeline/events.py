@@ -69,7 +69,7 @@ class Sampled:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """One optimiser step, computed from the samples of this step with weights `version`."""
+    """One optimiser step on the samples of this step with weights `version`; `seconds` by the trainer's clock."""
 
     kind: ClassVar[str] = "trained"
     step: int
@@ -81,6 +81,7 @@ class Trained:
     clip_fraction: float
     ratio_mean: float
     tokens: int
+    seconds: dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
