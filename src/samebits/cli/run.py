@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from samebits import env
-from samebits.evidence.store import TIMELINE
+from samebits.evidence.store import SEAL, TIMELINE
 from samebits.evidence.verdict import Verdict
 from samebits.evidence.verify import Verification, verify
 from samebits.rl.config import RunConfig, load_config, to_toml
@@ -60,9 +60,10 @@ def _reason(error: Exception) -> str:
 
 def _kept(config: RunConfig | None) -> str:
     """Where the records of a run that broke off can be read, if it had begun."""
-    if config is None or config.run_dir is None or not (Path(config.run_dir) / TIMELINE).is_file():
+    run = Path(config.run_dir) if config and config.run_dir else None
+    if run is None or not (run / TIMELINE).is_file() or (run / SEAL).is_file():
         return ""
-    return f"\nWhat was recorded until then is in {config.run_dir}; the run is not sealed."
+    return f"\nWhat was recorded until then is in {run}; the run is not sealed."
 
 
 def _printed(config: RunConfig, form: str) -> str:
@@ -89,9 +90,12 @@ def _run(config: RunConfig) -> int:
         run_job(config, parts(), watch)
     run = Path(str(config.run_dir))
     found = verify(run)
-    page = write_report(run, found)
     typer.echo(conclusion(config, found))
-    typer.echo(f"report: {page}")
+    try:
+        typer.echo(f"report: {write_report(run, found)}")
+    except OSError as error:
+        # The run is sealed and its verdict stands; a page can be rendered later.
+        typer.echo(f"no report: {_reason(error)}", err=True)
     return found.verdict.exit_code
 
 
