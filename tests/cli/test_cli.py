@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from samebits.cli.main import run as run_callback
 from samebits.cli.run import next_run_dir
 from samebits.rl.config import RunConfig, load_config
+from samebits.rl.inputs import resolve_inputs
 from samebits.testing.runs import write_run
 
 
@@ -86,6 +88,25 @@ def test_a_foreign_model_is_refused_by_the_file_that_it_lacks(tmp_path: Path) ->
     done = samebits("run", "--model", "m", cwd=tmp_path)
     assert "config.json is not readable JSON" in done.stderr
     assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architectures": ["GemmaForCausalLM"]}, "architecture ['GemmaForCausalLM'] is not served"),
+        ({"num_experts": 8}, "ffn: mixture of experts"),
+        ({"use_sliding_window": True}, "attention: sliding-window attention is not served"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rotary: rope scaling of type 'yarn'"),
+    ],
+)
+def test_an_unsupported_model_is_refused_by_its_boundary(tmp_path: Path, change: dict, message: str) -> None:
+    shutil.copytree(resolve_inputs(RunConfig()).model, tmp_path / "m")
+    config = tmp_path / "m" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
+    done = samebits("run", "--model", "m", "--run-dir", "run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_malformed_problem_is_named_by_file_and_line(tmp_path: Path) -> None:

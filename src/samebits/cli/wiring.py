@@ -74,7 +74,11 @@ def trainer_arguments(
 ) -> tuple[TrainerConfig, int, Mapping[str, Any]]:
     """Arguments of `build_trainer` for one rank. Raises ValueError for what Megatron-Core cannot do."""
     from samebits.into_megatron.config import TrainerCase, TrainerConfig
+    from samebits.into_megatron.model import read_shape
 
+    # Here and not only in the ranks, so that an unsupported model is refused before anything is written.
+    for model in dict.fromkeys((inputs.model, inputs.reference)):
+        read_shape(model).check_parallel(config.train_tp, config.segments)
     routes = config.routes("trainer")
     trainer = TrainerConfig(
         model=str(inputs.model),
