@@ -59,7 +59,6 @@ class EngineConfig:
     kv_cache_gib: float = 0.25
     prefix_caching: bool = True
     threads: int = 0
-    strict: bool = True
     proof_dir: str = ""
 
     def __post_init__(self) -> None:

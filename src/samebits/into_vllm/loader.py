@@ -36,7 +36,7 @@ def loader_for(plan: RoutePlan) -> type[DefaultModelLoader]:
 
         def create_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> Any:
             _check_same_plan(plan, vllm_config)
-            if plan.strict and not plan.case.all_native:
+            if not plan.case.all_native:
                 check_config(vllm_config)
             model: Any = super().create_model(vllm_config, model_config, prefix)
             modules = route_model(model, plan)

@@ -26,7 +26,6 @@ class RoutePlan:
     segments: int
     engine: int
     threads: int
-    strict: bool
     start_version: WeightVersion
     proof_dir: str
 
@@ -39,7 +38,6 @@ class RoutePlan:
             segments=config.max_tp,
             engine=config.engine,
             threads=threads,
-            strict=config.strict,
             start_version=config.start_version,
             proof_dir=config.proof_dir,
         )

@@ -1,6 +1,6 @@
 """From a built vLLM model to a routed one: every module gets the route that the plan gives its group.
 
-In strict mode anything that no boundary covers is refused here, before a weight is read.
+Anything that no boundary covers is refused here, before a weight is read.
 """
 
 from __future__ import annotations
