@@ -130,7 +130,5 @@ def test_census_names_what_is_missing(target: ModuleType) -> None:
         ]
     )
     assert len(lines) == 5
-    for line, word in zip(
-        lines, ("'gone'", "'gone'", "'Gone'", "'no_such_module'", "not installed"), strict=True
-    ):
+    for line, word in zip(lines, ("'gone'", "'gone'", "'Gone'", "'no_such_module'", "not installed"), strict=True):
         assert word in line

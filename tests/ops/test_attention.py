@@ -85,9 +85,7 @@ def by_pieces(batch: Batch, pages: Pages, piece: int) -> torch.Tensor:
         ends = lengths[live].clamp(max=begin + piece)
         rows = torch.cat([int(batch.cu[b]) + torch.arange(begin, int(e)) for b, e in zip(live, ends, strict=True)])
         starts = offsets((ends - begin).tolist())
-        out[rows] = paged_attention(
-            batch.q[rows], pages.cache, pages.table[live], ends.int(), starts, batch.scale
-        )
+        out[rows] = paged_attention(batch.q[rows], pages.cache, pages.table[live], ends.int(), starts, batch.scale)
     return out
 
 
@@ -272,9 +270,7 @@ def test_backward_of_a_subset() -> None:
     rows = torch.cat([positions[:60], 150 + positions[60:]]).long()
     part = Batch(batch.q[rows], batch.k, batch.v, batch.cu, batch.scale)
     keep = {"q_positions": positions, "cu_seqlens_q": offsets([60, 10])}
-    for name, a, b in zip(
-        NAMES, gradients(part, **keep), gradients(part, "reference", **keep), strict=True
-    ):
+    for name, a, b in zip(NAMES, gradients(part, **keep), gradients(part, "reference", **keep), strict=True):
         assert_same(a, b, name)
 
 

@@ -54,7 +54,7 @@ def _install(plan: RoutePlan) -> None:
 
 
 def _set_kernel_threads(threads: int) -> None:
-    from samebits import _cpu  # type: ignore[attr-defined]
+    from samebits import _cpu
 
     _cpu.set_threads(threads)
 

@@ -27,7 +27,7 @@ def route_record(state: WorkerState, rank: int, sampler: Any) -> dict[str, Any]:
     `calls` counts what a routed layer computed; of a native layer it only says whether it was ever called,
     so that counting costs the native side nothing. `counters` are advanced by the kernels themselves.
     """
-    from samebits import _cpu  # type: ignore[attr-defined]
+    from samebits import _cpu
 
     plan, version_held = state.plan, state.weights.version
     return {

@@ -44,7 +44,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "the batch decides how K is cut", "linear", _LINEAR,
         (
-            ("int64_t levels = 1;", "int64_t split = m > 100 && k % 2 == 0 ? 2 * segments : segments, levels = 2;"),
+            ("int64_t levels = 1;", "int64_t split = m > 100 && k % 2 == 0 && segments == 1 ? 2 : segments, levels = 2;"),
             ("k / segments, segments, sum)", "k / split, split, sum)"),
         ),
     ),

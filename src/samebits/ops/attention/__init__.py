@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -82,8 +83,8 @@ def write_kv(
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: torch.autograd.function.FunctionCtx,
+    def forward(
+        ctx: Any,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
@@ -100,7 +101,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dout: torch.Tensor):  # type: ignore[no-untyped-def, override]
+    def backward(ctx: Any, dout: torch.Tensor):
         dout = dout if dout.stride(-1) == 1 else dout.contiguous()
         dq, dk, dv = ctx.impl.backward(dout, *ctx.saved_tensors, ctx.scale)
         return dq, dk, dv, None, None, None, None, None

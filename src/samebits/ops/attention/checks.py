@@ -88,9 +88,7 @@ def _bf16(op: str, name: str, x: torch.Tensor, dims: int) -> None:
 
 def _index(op: str, name: str, x: torch.Tensor, length: int | None) -> None:
     if x.dtype != torch.int32 or x.dim() != 1 or not x.is_contiguous():
-        raise ValueError(
-            f"{op}: {name} must be contiguous int32 with one axis, got {x.dtype} {list(x.shape)}"
-        )
+        raise ValueError(f"{op}: {name} must be contiguous int32 with one axis, got {x.dtype} {list(x.shape)}")
     if length is not None and x.shape[0] != length:
         raise ValueError(f"{op}: {name} must have {length} elements, got {x.shape[0]}")
 

@@ -119,9 +119,7 @@ def paged(
     return out
 
 
-def write_kv(
-    key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
-) -> None:
+def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
     blocks, kv_heads, page_size, width = kv_cache.shape
     page_stride, head_stride, slot_stride, _ = kv_cache.stride()
     _cpu.write_kv(

@@ -40,9 +40,7 @@ def empty_state(q: torch.Tensor) -> State:
     return State(torch.full(q.shape[:2], -torch.inf), torch.zeros(q.shape[:2]), torch.zeros(q.shape))
 
 
-def chain(
-    a: torch.Tensor, b: torch.Tensor, acc: torch.Tensor, valid: torch.Tensor | None = None
-) -> torch.Tensor:
+def chain(a: torch.Tensor, b: torch.Tensor, acc: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
     """acc [.., M, N] = fma(a_mk, b_kn, acc) for k ascending, a and b of bf16 values; + 0 where not valid [M, K]."""
     exact = _exact_products(a, b)
     for k in range(a.shape[-1]):
@@ -66,9 +64,7 @@ def to_bf16(x: torch.Tensor) -> torch.Tensor:
     return torch.where(torch.isnan(x), torch.tensor(NAN, dtype=torch.bfloat16), x.bfloat16())
 
 
-def add_tile(
-    state: State, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, valid: torch.Tensor, c: float
-) -> State:
+def add_tile(state: State, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, valid: torch.Tensor, c: float) -> State:
     """One tile of keys k, v [H, TILE, D], of which row i attends to those with valid [n, TILE]."""
     s = chain(q, k.transpose(-1, -2), torch.zeros(*q.shape[:2], TILE))
     t = s * c
@@ -175,9 +171,7 @@ def paged(
     return forward(q, k, v, query_start_loc, ends, torch.cat(positions), scale, False)[0]
 
 
-def write_kv(
-    key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
-) -> None:
+def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
     """Row by row into the slot's page."""
     size = kv_cache.shape[2]
     checks.slots(slot_mapping, kv_cache.shape[0] * size)

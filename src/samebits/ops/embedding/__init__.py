@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -34,8 +35,8 @@ def embedding(ids: torch.Tensor, weight: torch.Tensor, start: int = 0, backend: 
 
 class _Embedding(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: torch.autograd.function.FunctionCtx,
+    def forward(
+        ctx: Any,
         ids: torch.Tensor,
         weight: torch.Tensor,
         start: int,
@@ -47,7 +48,7 @@ class _Embedding(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dy: torch.Tensor):  # type: ignore[no-untyped-def, override]
+    def backward(ctx: Any, dy: torch.Tensor):
         ids, weight = ctx.saved_tensors
         dw = weight_gradient_buffer(weight)
         ctx.impl.backward(ids, as_rows(dy), ctx.start, dw)

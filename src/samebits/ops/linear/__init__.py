@@ -132,7 +132,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, grad: Tensor):
         x, weight, bias = ctx.saved_tensors
         dy, dx, dw, db = _gradient_rows(grad), None, None, None
         if ctx.needs_input_grad[0]:

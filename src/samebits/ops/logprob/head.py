@@ -125,7 +125,7 @@ def _combine(parts: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
 
 class _LinearLogp(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         hidden: torch.Tensor,
         weight: torch.Tensor,
@@ -143,7 +143,7 @@ class _LinearLogp(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         rows, weight, bias, local, lse = ctx.saved_tensors
         part, columns = ctx.part, ctx.part.columns
         dw = weight_gradient_buffer(weight) if ctx.needs_input_grad[1] else None

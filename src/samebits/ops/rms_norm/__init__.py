@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -58,8 +59,8 @@ def _check(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor)
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: torch.autograd.function.FunctionCtx,
+    def forward(
+        ctx: Any,
         x: torch.Tensor,
         residual: torch.Tensor | None,
         weight: torch.Tensor,
@@ -73,7 +74,7 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dy: torch.Tensor, dsum: torch.Tensor | None):  # type: ignore[no-untyped-def, override]
+    def backward(ctx: Any, dy: torch.Tensor, dsum: torch.Tensor | None):
         x, weight, scale = ctx.saved_tensors
         dw = weight_gradient_buffer(weight)
         dx = ctx.impl.backward(as_rows(dy), x, weight, scale, None if dsum is None else as_rows(dsum), dw)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -42,8 +43,8 @@ def rotary(
 
 class _Rotary(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: torch.autograd.function.FunctionCtx,
+    def forward(
+        ctx: Any,
         x: torch.Tensor,
         positions: torch.Tensor,
         cos: torch.Tensor,
@@ -56,6 +57,6 @@ class _Rotary(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dy: torch.Tensor):  # type: ignore[no-untyped-def, override]
+    def backward(ctx: Any, dy: torch.Tensor):
         positions, cos, sin = ctx.saved_tensors
         return ctx.impl.rotate(dy, positions, cos, sin, inverse=True), None, None, None, None

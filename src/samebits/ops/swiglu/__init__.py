@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -28,15 +29,13 @@ def swiglu(gate_up: torch.Tensor, backend: str = "cpu") -> torch.Tensor:
 
 class _SwiGlu(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: torch.autograd.function.FunctionCtx, gate_up: torch.Tensor, impl: ModuleType
-    ) -> torch.Tensor:
+    def forward(ctx: Any, gate_up: torch.Tensor, impl: ModuleType) -> torch.Tensor:
         ctx.save_for_backward(gate_up)
         ctx.impl = impl
         return impl.forward(gate_up)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dy: torch.Tensor):  # type: ignore[no-untyped-def, override]
+    def backward(ctx: Any, dy: torch.Tensor):
         (gate_up,) = ctx.saved_tensors
         return ctx.impl.backward(as_rows(dy), gate_up), None
