@@ -33,6 +33,10 @@ class RolloutCase:
     def all_native(self) -> bool:
         return set(self.groups().values()) == {"P"}
 
+    @property
+    def all_strict(self) -> bool:
+        return set(self.groups().values()) == {"R"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:

@@ -41,7 +41,7 @@ class RolloutEngine:
         threads = config.threads or max(1, len(cpus) // config.tp)
         self._plan = RoutePlan.for_engine(config, threads)
         env.export(_environment(config, self._plan, cpus, threads))
-        self._engine = self._start(threads)
+        self._engine = self._start(_torch_threads(config, threads))
         self._pids = dict(self._ask("samebits_process", during="start"))
         self.proof()
 
@@ -228,9 +228,15 @@ def _environment(config: EngineConfig, plan: RoutePlan, cpus: Sequence[int], thr
         "VLLM_CPU_OMP_THREADS_BIND": bind if config.tp > 1 else "nobind",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
-        "OMP_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(_torch_threads(config, threads)),
         "HF_HUB_OFFLINE": "1",
     }
+
+
+def _torch_threads(config: EngineConfig, threads: int) -> int:
+    """Where samebits computes everything, torch keeps one thread: its idle OpenMP threads would spin for
+    milliseconds on the cores that the kernels' own threads need."""
+    return 1 if config.case.all_strict else threads
 
 
 def _signed(seed: int) -> int:
