@@ -45,8 +45,10 @@ class TrainerRank:
         self.rank = rank
         self.shape = read_shape(config.model)
         self.shape.check_parallel(config.tp, config.max_tp)
-        torch.set_num_threads(config.threads)
         _cpu.set_threads(config.threads)
+        # Two pools of threads on the same cores wait for each other. Where every heavy operator is ours, torch is
+        # left with small ones: measured on 2 busy cores, its own threads made an R step several times slower.
+        torch.set_num_threads(1 if config.case.all_strict else config.threads)
         if cpu_stand_ins.needed():
             for patch in cpu_stand_ins.RESIDENT:
                 patch.apply()
