@@ -175,6 +175,7 @@ def test_configuration_is_checked() -> None:
         ({"kv_cache_gib": 0}, "kv_cache_gib must be positive"),
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
         ({"threads": -1}, "threads must not be negative"),
+        ({"compiled": True}, "samebits runs eagerly"),
     ):
         with pytest.raises(ValueError, match=words):
             EngineConfig(**{"model": "m", "contract": {"segments": 1}, **changes})

@@ -41,7 +41,7 @@ def loader_for(plan: RoutePlan) -> type[DefaultModelLoader]:
             model: Any = super().create_model(vllm_config, model_config, prefix)
             modules = route_model(model, plan)
             dtype = cast("torch.dtype", model_config.dtype)
-            model.samebits = WorkerState(plan, modules, WorkerWeights(model, dtype, modules))
+            model.samebits = WorkerState(plan, modules, WorkerWeights(model, dtype, modules, plan.compiled))
             return model
 
         def load_weights(self, model: Any, model_config: ModelConfig) -> None:

@@ -26,6 +26,7 @@ class RoutePlan:
     segments: int
     engine: int
     threads: int
+    compiled: bool
     start_version: WeightVersion
     proof_dir: str
 
@@ -38,6 +39,7 @@ class RoutePlan:
             segments=config.max_tp,
             engine=config.engine,
             threads=threads,
+            compiled=config.compiled,
             start_version=config.start_version,
             proof_dir=config.proof_dir,
         )

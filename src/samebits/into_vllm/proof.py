@@ -35,7 +35,7 @@ def route_record(state: WorkerState, rank: int, sampler: Any) -> dict[str, Any]:
         "role": "rollout",
         "engine": plan.engine,
         "rank": rank,
-        "mode": "eager",
+        "mode": "compiled" if plan.compiled else "eager",
         "plan": plan.digest(),
         "contract": plan.contract_digest,
         "segments": plan.segments,

@@ -65,7 +65,8 @@ def route_model(model: nn.Module, plan: RoutePlan) -> list[RoutedModule]:
             module.release()
         routed.append(RoutedModule(name, place, route, module))
     for one in routed:
-        if one.route == "P":
+        # A hook inside the compiled part would be traced into it.
+        if one.route == "P" and not (plan.compiled and one.name.startswith("model.")):
             one.note_first_call()
     return routed
 

@@ -25,8 +25,8 @@ class WorkerWeights:
     publication fills those again and lets vLLM pack anew.
     """
 
-    def __init__(self, model: Any, dtype: torch.dtype, modules: list[RoutedModule]) -> None:
-        self._model, self._dtype = model, dtype
+    def __init__(self, model: Any, dtype: torch.dtype, modules: list[RoutedModule], compiled: bool) -> None:
+        self._model, self._dtype, self._compiled = model, dtype, compiled
         self._packed: list[Any] = [
             m.module for m in modules if not isinstance(m.module, Routed) and hasattr(m.module, "quant_method")
         ]
@@ -57,8 +57,30 @@ class WorkerWeights:
             raise ValueError(f"publish: {path} has no weights for {', '.join(sorted(missing)[:5])}")
         self.loaded(version)
         for layer in self._packed:
-            layer.quant_method.process_weights_after_loading(layer)
+            _pack_again(layer, self._compiled)
         return self.shards
+
+
+def _pack_again(layer: Any, compiled: bool) -> None:
+    """Let vLLM pack a native layer's new weights. Compiled code keeps the packed tensor that it was traced with,
+    so there the new one is copied into it. Raises RuntimeError where that tensor can't be found."""
+    traced = layer.cpu_linear
+    layer.quant_method.process_weights_after_loading(layer)
+    if not compiled:
+        return
+    old, new = _packed_tensor(traced), _packed_tensor(layer.cpu_linear)
+    if old is None or new is None or old.shape != new.shape:
+        raise RuntimeError(
+            f"publish: {type(layer).__name__} keeps its packed weights where compiled code can't be given new ones "
+            "on this processor; start the engine with compiled = False"
+        )
+    old.copy_(new)
+    layer.cpu_linear = traced
+
+
+def _packed_tensor(linear: Any) -> Tensor | None:
+    cells = [cell.cell_contents for cell in getattr(linear, "__closure__", None) or ()]
+    return next((c for c in cells if isinstance(c, Tensor)), None)
 
 
 def read_safetensors(path: str) -> Iterator[tuple[str, Tensor]]:
