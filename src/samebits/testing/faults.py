@@ -108,7 +108,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "a stale page is read", "attention", "attention_call.h",
-        (("block_table[b * block_table_stride + j / page_size]", "block_table[b * block_table_stride + (j % 64 ? j : j - (j > 0)) / page_size]"),),
+        (("block_table + b * block_table_stride + j / page_size", "block_table + b * block_table_stride + (j > page_size ? j - page_size : j) / page_size"),),
     ),
     Fault("the head dimension runs backwards", "attention", _TILES, (("for (int k = 0; k < count; ++k) {\n    F32x16 x[V];", "for (int k = count - 1; k >= 0; --k) {\n    F32x16 x[V];"),)),
     Fault(
