@@ -13,6 +13,7 @@ from vllm.model_executor.model_loader import DefaultModelLoader
 from samebits.into_vllm.layers import Routed
 from samebits.into_vllm.plan import RoutePlan
 from samebits.into_vllm.routing import RoutedModule, check_config, route_model
+from samebits.into_vllm.straight import StraightDecoder
 from samebits.into_vllm.weights import WorkerWeights
 
 LOAD_FORMAT = "samebits"
@@ -25,6 +26,7 @@ class WorkerState:
     plan: RoutePlan
     modules: list[RoutedModule]
     weights: WorkerWeights
+    decoder: StraightDecoder | None = None
 
 
 def loader_for(plan: RoutePlan) -> type[DefaultModelLoader]:
@@ -53,6 +55,9 @@ def loader_for(plan: RoutePlan) -> type[DefaultModelLoader]:
             for one in model.samebits.modules:
                 if isinstance(one.module, Routed):
                     one.module.ready()
+            if StraightDecoder.fits(model, model.samebits.modules):
+                model.samebits.decoder = StraightDecoder(model, model.samebits.modules)
+                model.samebits.decoder.install(model)
             return model
 
     return RoutedModelLoader

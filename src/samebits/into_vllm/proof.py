@@ -39,6 +39,7 @@ def route_record(state: WorkerState, rank: int, sampler: Any) -> dict[str, Any]:
         "plan": plan.digest(),
         "contract": plan.contract_digest,
         "segments": plan.segments,
+        "straight": state.decoder is not None,
         "modules": {
             **{one.name: _module_record(one.place, one.route, one.implementation, one.calls) for one in state.modules},
             SAMPLER.pattern: _module_record(
