@@ -22,10 +22,10 @@ def write_package(home: Path, monkeypatch: pytest.MonkeyPatch, name: str, source
     return f"{name}.inner.provider"
 
 
-def register(home: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    info = home / f"{name}_plugin-1.0.dist-info"
+def register(home: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, package: str = "one") -> None:
+    info = home / f"{package}_plugin-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-plugin\nVersion: 1.0\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}-plugin\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\n{name} = {value}\n")
     monkeypatch.syspath_prepend(str(home))
 
@@ -72,8 +72,7 @@ def test_a_registered_name_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_name_registered_twice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     register(tmp_path, monkeypatch, "twice", "samebits.linear_logp.provider:provider")
-    (tmp_path / "other").mkdir()
-    register(tmp_path / "other", monkeypatch, "twice", "samebits.bits:digest")
+    register(tmp_path, monkeypatch, "twice", "samebits.bits:digest", package="another")
     with pytest.raises(ValueError, match="more than once"):
         load_provider("twice")
 
