@@ -1,18 +1,20 @@
-"""`samebits contract show`: the boundaries as a table, or one of them in full."""
+"""`samebits contract`: the boundaries as a table, one of them in full with its drawing, or all as pages."""
 
 from __future__ import annotations
 
 import difflib
 import json
+from pathlib import Path
 
 import typer
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from samebits.contract import BEHAVIOURS, Boundary
+from samebits.contract.drawing import drawing
+from samebits.contract.pages import pages
 from samebits.ops.boundaries import BOUNDARIES
-
-BEHAVIOURS = ("dependency", "partition", "merge", "precision", "rounding", "primitives")
 
 
 def show_command(boundary: str | None, as_json: bool) -> int:
@@ -25,17 +27,42 @@ def show_command(boundary: str | None, as_json: bool) -> int:
         typer.echo(f"error: no boundary {boundary!r}; {hint}", err=True)
         return 2
     if as_json:
-        typer.echo(json.dumps({one.id: {**one.as_data(), "digest": one.digest()} for one in chosen}, indent=2))
+        found = {one.id: {**one.as_data(), "digest": one.digest(), "drawing": drawing(one)} for one in chosen}
+        typer.echo(json.dumps(found, indent=2))
     elif boundary is None:
         _print_table()
+        for one in chosen:
+            typer.echo(f"{one.id}: merge order\n{_indented(drawing(one))}\n")
     else:
         for one in chosen:
-            typer.echo(f"{one.id}  {one.digest()}")
-            for name in BEHAVIOURS:
-                typer.echo(f"  {name}: {getattr(one, name)}")
-            for name, value in one.constants.items():
-                typer.echo(f"  constant {name}: {value}")
+            _print_in_full(one)
     return 0
+
+
+def docs_command(folder: Path) -> int:
+    """Writes the pages into `folder` and returns the exit code: 2 where that is impossible."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in pages(BOUNDARIES).items():
+            (folder / name).write_text(text, encoding="utf-8")
+            typer.echo(str(folder / name))
+    except OSError as error:
+        typer.echo(f"error: cannot write the pages: {error}", err=True)
+        return 2
+    return 0
+
+
+def _print_in_full(boundary: Boundary) -> None:
+    typer.echo(f"{boundary.id}  {boundary.digest()}")
+    for name in BEHAVIOURS:
+        typer.echo(f"  {name}: {getattr(boundary, name)}")
+    for name, value in boundary.constants.items():
+        typer.echo(f"  constant {name}: {value}")
+    typer.echo(f"\n{_indented(drawing(boundary))}")
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}".rstrip() for line in text.splitlines())
 
 
 def _print_table() -> None:

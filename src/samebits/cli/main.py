@@ -59,6 +59,7 @@ def run(
     train_cp: Annotated[Whole, typer.Option(help="Trainer's context parallelism.")] = None,
     rollout_engines: Annotated[Whole, typer.Option(help="vLLM engines.")] = None,
     rollout_tp: Annotated[Whole, typer.Option(help="Tensor parallelism of an engine.")] = None,
+    native_compile: Annotated[Optional[bool], typer.Option(help="Compile vLLM's native side.")] = None,  # noqa: UP045
     max_tp: Annotated[Whole, typer.Option(help="K segments of row-parallel layers.")] = None,
     threads: Annotated[Whole, typer.Option(help="CPU threads per process; 0: a fair share.")] = None,
     start_timeout: Annotated[Real, typer.Option(help="Seconds to start.")] = None,
@@ -112,10 +113,20 @@ def contract_show(
     boundary: Annotated[Text, typer.Argument(help="One boundary in full; all as a table if left out.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Print the boundaries: what each one's bits depend on."""
+    """Print the boundaries: what each one's bits depend on, and in which order the parts merge."""
     from samebits.cli.contract import show_command
 
     raise typer.Exit(show_command(boundary, as_json))
+
+
+@contract_app.command("docs")
+def contract_docs(
+    folder: Annotated[Path, typer.Option(help="Where the pages go.")] = Path("docs/contract"),
+) -> None:
+    """Write the pages about the boundaries, made from the boundaries."""
+    from samebits.cli.contract import docs_command
+
+    raise typer.Exit(docs_command(folder))
 
 
 def _complain(error: Exception) -> int:

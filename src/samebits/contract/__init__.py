@@ -1,5 +1,6 @@
 """WHAT is promised: the six behaviours of each boundary as data, with versions and digests."""
 
+from samebits.contract.boundary import BEHAVIOURS as BEHAVIOURS
 from samebits.contract.boundary import Boundary as Boundary
 from samebits.contract.boundary import canonical_json as canonical_json
 from samebits.contract.boundary import digest_of as digest_of

@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 
+BEHAVIOURS = ("dependency", "partition", "merge", "precision", "rounding", "primitives")
+
 
 def canonical_json(data: object) -> str:
     """JSON with sorted keys and no spaces: equal data gives equal text, so its digest is a name."""
@@ -15,6 +17,9 @@ def canonical_json(data: object) -> str:
 def digest_of(data: object) -> str:
     """SHA-256 (hex) of the canonical JSON of `data`."""
     return sha256(canonical_json(data).encode()).hexdigest()
+
+
+BEHAVIOURS = ("dependency", "partition", "merge", "precision", "rounding", "primitives")
 
 
 @dataclass(frozen=True, kw_only=True)
