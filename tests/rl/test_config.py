@@ -49,6 +49,7 @@ def test_the_printed_configuration_reads_back(tmp_path_factory, text: str, lr: f
         ({"train_tp": 2, "max_tp": 1}, "max_tp 1 is not a multiple of train_tp 2"),
         ({"train_tp": 3}, "max_tp 3 is not a power of two"),
         ({"rollout_engines": 9}, "rollout_engines 9 exceeds the 8 prompts per step"),
+        ({"native_compile": True}, "native_compile is for a native rollout side"),
         ({"lr": -1.0, "num_rollout": -1}, "num_rollout: .*; lr: .*"),
     ],
 )

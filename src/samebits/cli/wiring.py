@@ -62,6 +62,7 @@ def engine_arguments(config: RunConfig, inputs: Inputs, contract: RunContract, i
             max_tp=config.segments,
             contract=contract.as_data() if "R" in routes.values() else {},
             engine=index,
+            compiled=config.native_compile,
             seed=config.rollout_seed % (1 << 31),
             max_model_len=length,
             threads=config.threads or _share(config.rollout_engines * config.rollout_tp),

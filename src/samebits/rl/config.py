@@ -50,6 +50,7 @@ class RunConfig(BaseModel):
     train_cp: int = Field(1, ge=1, description="context-parallel ranks of the trainer")
     rollout_engines: int = Field(1, ge=1, description="vLLM engines")
     rollout_tp: int = Field(1, ge=1, description="tensor-parallel workers of each engine")
+    native_compile: bool = Field(False, description="P/P only: vLLM's compiled mode, faster once it has started")
     max_tp: int | None = Field(None, ge=1, description="K segments of row-parallel layers; the larger TP if unset")
     threads: int = Field(0, ge=0, description="CPU threads of one engine or trainer; 0: all that are free")
 
@@ -72,6 +73,8 @@ class RunConfig(BaseModel):
                 )
         if segments & (segments - 1):
             raise ValueError(f"max_tp {segments} is not a power of two: the tree over ranks must be balanced")
+        if self.native_compile and set(self.routes("rollout").values()) != {"P"}:
+            raise ValueError("native_compile is for a native rollout side: set case to P/P (or R/P), or leave it out")
         if self.rollout_engines > self.prompts_per_step:
             raise ValueError(
                 f"rollout_engines {self.rollout_engines} exceeds the {self.prompts_per_step} prompts per step"

@@ -67,7 +67,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "neighbours fold instead of halves", "rms_norm", "vec.h",
-        (("t[i] = t[i] + t[i + half];", "t[i] = t[2 * i] + t[2 * i + 1];"),),
+        (("_mm_add_ps(four, _mm_movehl_ps(four, four))", "_mm_add_ps(_mm_shuffle_ps(four, four, 0x88), _mm_shuffle_ps(four, four, 0xdd))"),),
     ),
     # elementwise
     Fault("multiply-adds are contracted", "rotary", flag=_CONTRACT),
