@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Fault:
     """Replacements in one file of csrc/ (each text occurs there once), or one compiler flag.
 
-    `op` names the cases that must notice; `isa` is set where the code exists for one instruction set only.
+    `op` names the cases that must notice; `isa` is set where the code exists for one instruction set only;
+    `quick` ones are tried by every test run, all of them by `make sabotage`.
     """
 
     name: str
@@ -18,6 +19,7 @@ class Fault:
     edits: tuple[tuple[str, str], ...] = ()
     flag: str = ""
     isa: str = ""
+    quick: bool = False
 
     def __str__(self) -> str:
         return f"{self.op}: {self.name}"
@@ -35,7 +37,7 @@ _HALVES = (
 
 FAULTS: tuple[Fault, ...] = (
     # linear
-    Fault("K runs backwards in each block", "linear", _GEMM, (("for (int64_t k = 0; k < depth; ++k) {\n    F32x16 b[V];", "for (int64_t k = depth - 1; k >= 0; --k) {\n    F32x16 b[V];"),)),
+    Fault("K runs backwards in each block", "linear", _GEMM, (("for (int64_t k = 0; k < depth; ++k) {\n    F32x16 b[V];", "for (int64_t k = depth - 1; k >= 0; --k) {\n    F32x16 b[V];"),), quick=True),
     Fault(
         "K runs backwards for few rows", "linear", _FEW,
         (("for (int j = 0; j < kStep; ++j) {", "for (int j = kStep - 1; j >= 0; --j) {"),), isa="avx512",
@@ -47,6 +49,7 @@ FAULTS: tuple[Fault, ...] = (
             ("int64_t levels = 1;", "int64_t split = m > 100 && k % 2 == 0 && segments == 1 ? 2 : segments, levels = 2;"),
             ("k / segments, segments, sum)", "k / split, split, sum)"),
         ),
+        quick=True,
     ),
     Fault("blocks of K start anew and are added", "linear", _GEMM, (("constexpr int64_t kDepth = 256;", "constexpr int64_t kDepth = 32;"), ("accumulate || i > 0);\n      }", "accumulate);\n      }"))),
     Fault(
@@ -71,6 +74,10 @@ FAULTS: tuple[Fault, ...] = (
     ),
     # elementwise
     Fault("multiply-adds are contracted", "rotary", flag=_CONTRACT),
+    Fault(
+        "one multiply-add is contracted", "rotary", "kernels/elementwise.cpp",
+        (("x1 * cv - x2 * sv", "fma(x1, cv, F32x16::zero() - x2 * sv)"),), quick=True,
+    ),
     Fault(
         "positions are off by one", "rotary", "kernels/elementwise.cpp",
         (("const float* c = cos + positions[t] * half;", "const float* c = cos + (positions[t] ? positions[t] - 1 : 0) * half;"),),
@@ -110,7 +117,7 @@ FAULTS: tuple[Fault, ...] = (
         "a stale page is read", "attention", "attention_call.h",
         (("block_table + b * block_table_stride + j / page_size", "block_table + b * block_table_stride + (j > page_size ? j - page_size : j) / page_size"),),
     ),
-    Fault("the head dimension runs backwards", "attention", _TILES, (("for (int k = 0; k < count; ++k) {\n    F32x16 x[V];", "for (int k = count - 1; k >= 0; --k) {\n    F32x16 x[V];"),)),
+    Fault("the head dimension runs backwards", "attention", _TILES, (("for (int k = 0; k < count; ++k) {\n    F32x16 x[V];", "for (int k = count - 1; k >= 0; --k) {\n    F32x16 x[V];"),), quick=True),
     Fault(
         "dS is not rounded", "attention", "kernels/attention_backward.cpp",
         (("through_bf16(weight * (F32x16::load(ds + j) - delta)).store(ds + j)", "(weight * (F32x16::load(ds + j) - delta)).store(ds + j)"),),
@@ -120,7 +127,7 @@ FAULTS: tuple[Fault, ...] = (
         "the lowest window is lost", "logprob", "lse.h",
         (("void raise(int64_t to) {", "void raise(int64_t to) {\n    sum[kWindows - 1] = 0;"),),
     ),
-    Fault("temperature is applied twice", "logprob", "lse.h", (("z : z / F32x16::all(temperature)", "z : (z / F32x16::all(temperature)) / F32x16::all(temperature)"),)),
+    Fault("temperature is applied twice", "logprob", "lse.h", (("z : z / F32x16::all(temperature)", "z : (z / F32x16::all(temperature)) / F32x16::all(temperature)"),), quick=True),
     Fault("padded columns are counted", "logprob", "lse.h", (("for (int j = n; j % kLanes; ++j) { terms.q[j] = 0; terms.i[j] = INT32_MIN; }", ""),)),
     Fault("states merge without aligning", "logprob", "lse.h", (("    other.raise(top);\n", ""),)),
     Fault("the low part of log2(e) is lost", "logprob", "lse.h", (("  r = fma(z, F32x16::all(0x1.4ae0c0p-26f), r);\n", ""),)),
@@ -130,7 +137,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault("multiply-adds are contracted", "logprob", flag=_CONTRACT),
     # sampling
-    Fault("nine rounds for ten", "sample", "kernels/sample.cpp", (("round < 10", "round < 9"),)),
+    Fault("nine rounds for ten", "sample", "kernels/sample.cpp", (("round < 10", "round < 9"),), quick=True),
     Fault("ties go to the highest id", "sample", "kernels/sample.cpp", (("logits[j] > logits[best]", "logits[j] >= logits[best]"),)),
     Fault("the position is ignored", "sample", "kernels/sample.cpp", (("b = static_cast<uint32_t>(position >> 32)", "b = 0 * (a = 0)"),)),
 )  # fmt: skip

@@ -1,0 +1,48 @@
+"""Wrong kernels must be noticed: a few faults here, all of them by `make sabotage`."""
+
+from pathlib import Path
+
+import pytest
+
+from samebits.testing.cases import CASES
+from samebits.testing.faults import FAULTS, Fault
+from samebits.testing.sabotage import ROOT, Inspection, Workshop
+
+QUICK = [fault for fault in FAULTS if fault.quick]
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workshop, Inspection]:
+    folder: Path = tmp_path_factory.mktemp("sabotage")
+    workshop, inspection = Workshop(folder / "build"), Inspection(folder)
+    clean = workshop.library()
+    for op in sorted({fault.op for fault in QUICK}):
+        assert inspection.differing(clean, op)[0] == [], "the suite sees a difference where there is no fault"
+    return workshop, inspection
+
+
+@pytest.mark.parametrize("fault", QUICK, ids=str)
+def test_a_wrong_kernel_is_noticed(fault: Fault, workshop: tuple[Workshop, Inspection]) -> None:
+    shop, inspection = workshop
+    shop.put_in(fault)
+    try:
+        noticed, _ = inspection.differing(shop.library(), fault.op)
+    finally:
+        shop.take_out(fault)
+    assert noticed
+
+
+def test_faults_fit_the_kernels_of_today() -> None:
+    for fault in FAULTS:
+        if fault.flag:
+            continue
+        text = (ROOT / "src/samebits/csrc" / fault.file).read_text()
+        for old, new in fault.edits:
+            assert text.count(old) == 1, f"{fault}: {old!r}"
+            text = text.replace(old, new)
+
+
+def test_every_operator_has_faults_and_cases() -> None:
+    operators = {case.op for case in CASES}
+    assert {fault.op for fault in FAULTS} == operators
+    assert len(FAULTS) >= 25
