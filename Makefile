@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 BUILT := $(VENV)/.built
 NATIVE := $(wildcard src/samebits/csrc/* src/samebits/csrc/kernels/*) CMakeLists.txt pyproject.toml
 
-.PHONY: demo test lint types unit sabotage env build clean
+.PHONY: demo test lint types unit conformance sabotage env build clean
 
 ## demo: install what is missing, run the default job, print where the report is
 demo: env
@@ -25,6 +25,11 @@ types: env
 
 unit: env
 	$(BIN)/python -m pytest
+
+## conformance: the cases of every operator, and the primitives over all 2^32 inputs
+conformance: env
+	$(BIN)/python -m pytest tests/ops/test_conformance.py
+	$(BIN)/python -m samebits.testing.sweep
 
 ## sabotage: build every kernel wrongly, one fault at a time, and see each one caught
 sabotage: env
