@@ -3,6 +3,7 @@
     .venv/bin/python benchmarks/learning.py --seeds 1 2 3 --steps 200
 
 runs `samebits run` once per seed (R/R), then writes benchmarks/results/learning.json and docs/images/learning.svg.
+`--name tp2 --seeds 1 --tp 2` does the same with two tensor-parallel ranks on both sides and writes tp2.json and tp2.svg.
 A run directory that is already there and sealed is read instead of run again.
 """
 
@@ -19,14 +20,14 @@ from results import ROOT, provenance
 from samebits.evidence.verify import verify
 
 
-def run(seed: int, steps: int, folder: Path) -> dict[str, object]:
+def run(seed: int, steps: int, tp: int, folder: Path) -> dict[str, object]:
     """One run: its accuracy by step and its verdict, which `verify` recomputes from the raw bits."""
     directory = folder / f"seed{seed}"
     if not (directory / "seal.json").exists():
         command = [
             str(Path(sys.executable).parent / "samebits"), "run", "--run-dir", str(directory),
             "--seed", str(seed), "--rollout-seed", str(seed), "--num-rollout", str(steps),
-            "--eval-interval", "20", "--eval-prompts", "250",
+            "--eval-interval", "20", "--eval-prompts", "250", "--train-tp", str(tp), "--rollout-tp", str(tp),
         ]  # fmt: skip
         subprocess.run(command, check=True, stdout=sys.stderr)
     found = verify(directory)
@@ -65,12 +66,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--folder", type=Path, default=ROOT / "runs/learning")
+    parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks of each side")
+    parser.add_argument("--name", default="learning")
     arguments = parser.parse_args()
-    runs = [run(seed, arguments.steps, arguments.folder) for seed in arguments.seeds]
-    record = {"what": "learning", **provenance(), "runs": runs}
-    (ROOT / "benchmarks/results/learning.json").write_text(json.dumps(record, indent=1) + "\n")
-    draw(runs, ROOT / "docs/images/learning.svg")
+    folder = ROOT / "runs" / arguments.name
+    runs = [run(seed, arguments.steps, arguments.tp, folder) for seed in arguments.seeds]
+    record = {"what": arguments.name, **provenance(), "tp": arguments.tp, "runs": runs}
+    (ROOT / f"benchmarks/results/{arguments.name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    draw(runs, ROOT / f"docs/images/{arguments.name}.svg")
     for one in runs:
         first, last = one["accuracy"][0][1], one["accuracy"][-1][1]
         print(f"seed {one['seed']}: accuracy {first:.3f} -> {last:.3f}, {one['mismatch_count']} mismatches", flush=True)
