@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/learning.py --seeds 1 2 3 --steps 200
 
 runs `samebits run` once per seed (R/R), then writes benchmarks/results/learning.json and docs/images/learning.svg.
-`--name tp2 --seeds 1 --tp 2` does the same with two tensor-parallel ranks on both sides and writes tp2.json and tp2.svg.
+`--name tp2 --seeds 1 --tp 2` does the same with two ranks on both sides and writes tp2.json and tp2.svg.
 A run directory that is already there and sealed is read instead of run again.
 """
 
