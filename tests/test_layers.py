@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"contract", "timeline", "evidence"},
     "cli": {
         "contract", "timeline", "bits", "evidence", "env", "ops", "rl", "report",
-        "into_vllm", "into_megatron", "presets", "_cpu",
+        "into_vllm", "into_megatron", "linear_logp", "presets", "_cpu",
     },
 }  # fmt: skip
 

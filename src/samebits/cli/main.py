@@ -55,6 +55,8 @@ def run(
     rollout_seed: Annotated[Whole, typer.Option(help="Random draws of the rollout.")] = None,
     eval_interval: Annotated[Whole, typer.Option(help="Steps between evaluations; 0: none.")] = None,
     eval_prompts: Annotated[Whole, typer.Option(help="Problems per evaluation.")] = None,
+    linear_logp_provider: Annotated[Text, typer.Option(help="Dotted path or registered name.")] = None,
+    linear_logp_provider_mode: Annotated[Text, typer.Option(help="auto, strict or audit.")] = None,
     train_tp: Annotated[Whole, typer.Option(help="Trainer's tensor parallelism.")] = None,
     train_cp: Annotated[Whole, typer.Option(help="Trainer's context parallelism.")] = None,
     rollout_engines: Annotated[Whole, typer.Option(help="vLLM engines.")] = None,

@@ -6,7 +6,6 @@ The `build_*` functions run inside the process that hosts what they return.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,15 +71,16 @@ def engine_arguments(config: RunConfig, inputs: Inputs, contract: RunContract, i
 
 def trainer_arguments(
     config: RunConfig, inputs: Inputs, contract: RunContract, rank: int, scratch: Path
-) -> tuple[TrainerConfig, int, Mapping[str, Any]]:
+) -> tuple[TrainerConfig, int]:
     """Arguments of `build_trainer` for one rank. Raises ValueError for what Megatron-Core cannot do."""
     from samebits.into_megatron.config import TrainerCase, TrainerConfig
     from samebits.into_megatron.model import read_shape
+    from samebits.linear_logp.provider import contract_id
 
     # Here and not only in the ranks, so that an unsupported model is refused before anything is written.
     for model in dict.fromkeys((inputs.model, inputs.reference)):
         read_shape(model).check_parallel(config.train_tp, config.segments)
-    routes = config.routes("trainer")
+    routes, engine_routes = config.routes("trainer"), config.routes("rollout")
     trainer = TrainerConfig(
         model=str(inputs.model),
         reference=str(inputs.reference) if config.kl_coef > 0 else None,
@@ -89,6 +89,11 @@ def trainer_arguments(
         cp=config.train_cp,
         max_tp=config.segments,
         contract=contract.digest() if "R" in routes.values() else "",
+        agreed=contract.as_data() if "R" in routes.values() else {},
+        rollout_contract=contract.digest() if "R" in engine_routes.values() else "",
+        linear_logp_provider=config.linear_logp_provider.strip() or None,
+        linear_logp_provider_mode=config.linear_logp_provider_mode,
+        linear_logp_contract=contract_id(_boundary(contract, "logprob")) if engine_routes["logp"] == "R" else None,
         lr=config.lr,
         grad_clip=config.clip_grad,
         kl_coef=config.kl_coef,
@@ -99,7 +104,12 @@ def trainer_arguments(
         threads=config.threads or _share(config.trainer_ranks),
         rendezvous=str(scratch / "rendezvous"),
     )
-    return trainer, rank, contract.as_data()
+    return trainer, rank
+
+
+def _boundary(contract: RunContract, name: str) -> dict[str, object]:
+    """One boundary of a run contract, as data."""
+    return next(boundary.as_data() for boundary in contract.boundaries if boundary.name == name)
 
 
 def _share(processes: int) -> int:
@@ -114,14 +124,13 @@ def build_engine(config: EngineConfig) -> Any:
     return RolloutEngine(config)
 
 
-def build_trainer(config: TrainerConfig, rank: int, contract: Mapping[str, Any]) -> Any:
-    """A trainer rank, in this process. Raises ValueError when its boundaries are not those of the run."""
-    from samebits.contract import differences
+def build_trainer(config: TrainerConfig, rank: int) -> Any:
+    """A trainer rank, in this process. Raises ValueError when it computes by another contract than the run's."""
+    from samebits.contract import refusal
+    from samebits.into_megatron.proof import contract_held
     from samebits.into_megatron.trainer import TrainerRank
-    from samebits.ops.boundaries import BOUNDARIES
 
-    own: dict[str, object] = {boundary.name: boundary.as_data() for boundary in BOUNDARIES}
-    unlike = differences(dict(contract["boundaries"]), own)
-    if unlike:
-        raise ValueError(f"this process serves another contract than the run's: {unlike[0]}")
+    problem = refusal(f"trainer-{rank}", config.agreed, contract_held(config))
+    if problem:
+        raise ValueError(problem)
     return TrainerRank(config, rank)

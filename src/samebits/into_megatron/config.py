@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 Route = Literal["R", "P"]
 
@@ -39,8 +40,11 @@ class TrainerConfig:
     """One trainer: the same value goes to every rank.
 
     `model` and `reference` are directories in Hugging Face form; without a reference there is no KL term.
-    `max_tp` is the largest tensor parallelism of either side of the run, `contract` the digest of the run
-    contract. `rendezvous` is a file path that does not exist yet and that all ranks can reach.
+    `max_tp` is the largest tensor parallelism of either side of the run, `agreed` the run contract as data (empty on
+    a trainer that serves none) and `contract` its digest, `rollout_contract` the one that rollout engines scored
+    under (empty on native routes): every sample must carry it. `linear_logp_provider` computes log-probabilities
+    where the case says R, and must promise `linear_logp_contract` unless that is None. `rendezvous` is a file path
+    that does not exist yet and that all ranks can reach.
     """
 
     model: str
@@ -51,6 +55,11 @@ class TrainerConfig:
     sequence_parallel: bool = False
     max_tp: int = 1
     contract: str = ""
+    agreed: Mapping[str, Any] = field(default_factory=dict)
+    rollout_contract: str = ""
+    linear_logp_provider: str | None = "samebits.linear_logp.provider.provider"
+    linear_logp_provider_mode: Literal["auto", "strict", "audit"] = "strict"
+    linear_logp_contract: str | None = None
     lr: float = 1e-5
     adam_betas: tuple[float, float] = (0.9, 0.98)
     adam_eps: float = 1e-8
@@ -68,6 +77,7 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         self._check_sizes()
         self._check_numbers()
+        self._check_log_probability()
         if self.cp > 1 and self.case.attention == "P":
             raise ValueError(
                 "attention: Megatron-Core's own attention has no context parallelism on a CPU; "
@@ -93,6 +103,20 @@ class TrainerConfig:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.world_size > 1 and not self.rendezvous:
             raise ValueError("rendezvous: more than one rank needs a file path that all ranks can reach")
+
+    def _check_log_probability(self) -> None:
+        if self.contract and self.rollout_contract and self.contract != self.rollout_contract:
+            raise ValueError(
+                f"the trainer serves run contract {self.contract[:12]}, the engines {self.rollout_contract[:12]}"
+            )
+        if self.case.logp == "R" and not self.linear_logp_provider:
+            raise ValueError(
+                "log-probability on route R comes from a provider: set linear_logp_provider, or its case to P"
+            )
+        if self.case.logp == "R" and self.linear_logp_provider_mode == "audit":
+            raise ValueError(
+                "audit returns Megatron-Core's own log-probabilities: set the case of logp to P, or use strict"
+            )
 
     def _check_numbers(self) -> None:
         if not self.temperature > 0.0 or self.temperature == float("inf"):

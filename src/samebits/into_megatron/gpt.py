@@ -9,12 +9,14 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 from torch import Tensor
 
-from samebits.collectives import copy_to_group, gather_rows, scatter_rows, select_owner
+from samebits.collectives import scatter_rows, select_owner
+from samebits.into_megatron.capture import gather_for_projection, vocab_partition
 from samebits.into_megatron.config import TrainerCase
 from samebits.into_megatron.layout import MicroBatch
 from samebits.into_megatron.model import ModelShape
 from samebits.into_megatron.proof import CallCounts
 from samebits.into_megatron.rows import take_rows
+from samebits.linear_logp import LinearLogp, LinearLogpContext, LinearLogpRequest, LinearProjection, TokenLayout
 from samebits.ops.embedding import embedding
 from samebits.ops.logprob import linear_logp
 
@@ -22,10 +24,21 @@ from samebits.ops.logprob import linear_logp
 class ScoringModel(GPTModel):
     """A GPTModel whose forward takes a `MicroBatch` and returns the fp32 log-probabilities [n] of its targets.
 
-    The embedding is a copy on every route; it is Megatron's own code only where all groups are.
+    The embedding is a copy on every route; it is Megatron's own code only where all groups are. Log-probabilities
+    come from the provider of `scorer`; without one, from Megatron's output layer and cross entropy.
     """
 
-    def __init__(self, shape: ModelShape, case: TrainerCase, temperature: float, *, config: Any, spec: Any) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        case: TrainerCase,
+        temperature: float,
+        scorer: LinearLogp,
+        *,
+        layout: TokenLayout,
+        config: Any,
+        spec: Any,
+    ) -> None:
         super().__init__(
             config=config,
             transformer_layer_spec=spec,
@@ -39,6 +52,8 @@ class ScoringModel(GPTModel):
         self.shape = shape
         self.case = case
         self.temperature = temperature
+        self.scorer = scorer
+        self.layout = layout
 
     def forward(self, batch: MicroBatch) -> Tensor:
         """fp32 [n]: log-probability of `batch.targets`, each predicted from its row of `batch.rows`."""
@@ -69,24 +84,39 @@ class ScoringModel(GPTModel):
 
     def _postprocess(self, hidden_states: Tensor, labels: MicroBatch, **unused: Any) -> Tensor:
         weight = self.shared_embedding_or_output_weight() if self.shape.tied else self.output_layer.weight
-        score = self._score_strict if self.case.logp == "R" else self._score_native
-        return score(hidden_states, weight, labels)
+        if not self.scorer.configured:
+            return self._score_native(hidden_states, weight, labels)
+        request = self._request(hidden_states, weight, labels)
+        logp, _ = self.scorer(request, lambda asked: self._native_rows(asked, hidden_states, weight, labels))
+        return take_rows(logp[:, 0], labels.rows)
 
-    def _score_strict(self, hidden: Tensor, weight: Tensor, batch: MicroBatch) -> Tensor:
-        if self.tp_group.size() > 1:
-            # fp32 in, so that the gradient's parts from the ranks' columns meet before they are rounded, not after.
-            enter = gather_rows if self.config.sequence_parallel else copy_to_group
-            hidden = enter(hidden.float(), self.tp_group)
+    def _request(self, hidden: Tensor, weight: Tensor, batch: MicroBatch) -> LinearLogpRequest:
+        """Its active rows are keyed by their slots, so that sums over tokens follow the samples' order."""
+        if self.config.sequence_parallel:
+            hidden = gather_for_projection(hidden, self.tp_group)
         flat = hidden.reshape(-1, hidden.shape[-1])
-        return linear_logp(
-            take_rows(flat, batch.rows),
-            weight,
-            batch.targets,
-            temperature=self.temperature,
-            vocab_start=self.tp_group.rank() * weight.shape[0],
-            group=self.tp_group,
-            real_vocab=self.shape.vocab,
+        targets, keys = (torch.full((flat.shape[0],), -1) for _ in range(2))
+        targets[batch.rows], keys[batch.rows] = batch.targets, batch.slots
+        partition = vocab_partition(
+            weight.shape[0], self.tp_group, self.shape.vocab, self.shape.padded_vocab(self.tp_group.size())
         )
+        return LinearLogpRequest(
+            logits=None,
+            target_ids=targets,
+            tensor_parallel_group=self.tp_group,
+            token_layout=self.layout,
+            context=LinearLogpContext(flat, LinearProjection(weight), partition),
+            temperature=self.temperature,
+            active=keys >= 0,
+            row_keys=keys,
+        )
+
+    def _native_rows(
+        self, asked: LinearLogpRequest, hidden: Tensor, weight: Tensor, batch: MicroBatch
+    ) -> tuple[Tensor, None]:
+        """Megatron's own log-probabilities in the provider's form: [T, 1], +0 on inactive rows."""
+        logp = self._score_native(hidden, weight, batch)
+        return logp.new_zeros(asked.rows).index_copy(0, batch.rows, logp)[:, None], None
 
     def _score_native(self, hidden: Tensor, weight: Tensor, batch: MicroBatch) -> Tensor:
         """Megatron's output layer and cross entropy: all rows are scored, and those of active tokens are kept."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
@@ -12,7 +13,10 @@ from typing import Any
 import torch
 
 from samebits import _cpu
+from samebits.contract import digest_of, held_contract, model_constants
 from samebits.into_megatron.config import TrainerConfig
+from samebits.linear_logp import LinearLogp
+from samebits.ops.boundaries import BOUNDARIES
 from samebits.patching import Patch
 
 # Where a module's name ends: the boundary it computes, and the group of the case that decides its route.
@@ -73,12 +77,27 @@ class CallCounts:
         return count
 
 
-def route_record(config: TrainerConfig, rank: int, calls: CallCounts, patches: Iterable[Patch]) -> dict[str, Any]:
+def contract_held(config: TrainerConfig) -> dict[str, Any]:
+    """The run contract that this process computes by, as data; empty on a trainer that serves none."""
+    if not config.agreed:
+        return {}
+    shape = json.loads((Path(config.model) / "config.json").read_text(encoding="utf-8"))
+    model = {**model_constants(shape), "temperature": config.temperature}
+    return held_contract(config.agreed, BOUNDARIES, segments=config.max_tp, model=model)
+
+
+def route_record(
+    config: TrainerConfig, rank: int, calls: CallCounts, patches: Iterable[Patch], scorer: LinearLogp
+) -> dict[str, Any]:
     """Everything that one rank can say about its routes, as plain data.
 
     A module's route is read from the class that computes, not from what was asked for. `counters` are advanced by
     the kernels themselves.
     """
+    held = contract_held(config)
+    modules = {name: dict(record) for name, record in calls.modules.items()}
+    if config.case.logp == "R" and scorer.calls["native"]:
+        modules["log_probability"] |= {"route": "P", "implementation": "native fallback of the provider boundary"}
     return {
         "process": os.getpid(),
         "role": "trainer",
@@ -86,9 +105,11 @@ def route_record(config: TrainerConfig, rank: int, calls: CallCounts, patches: I
         "mode": "eager",
         "parallel": {"tp": config.tp, "cp": config.cp, "sequence_parallel": config.sequence_parallel},
         "case": config.case.groups(),
-        "contract": config.contract,
+        "contract": digest_of(held) if held else "",
+        "contract_content": held,
         "segments": config.max_tp,
-        "modules": {name: dict(record) for name, record in calls.modules.items()},
+        "modules": modules,
+        "linear_logp": scorer.record(),
         "patches": [patch.record() for patch in patches],
         "versions": {name: version(name) for name in ("megatron-core", "torch", "samebits")},
         "kernels": hashlib.sha256(Path(_cpu.__file__).read_bytes()).hexdigest(),

@@ -27,6 +27,7 @@ from samebits.into_megatron.parallel import start_groups, stop_groups
 from samebits.into_megatron.proof import route_record
 from samebits.into_megatron.spec import block_spec
 from samebits.into_megatron.weights import from_megatron, load_parameters, save_tensors
+from samebits.linear_logp import LinearLogp, ProviderSettings, TokenLayout
 from samebits.timeline.types import SampleKey, StepResult, TrainSample
 
 # What a step reports about each active token, in this order.
@@ -55,6 +56,7 @@ class TrainerRank:
         start_groups(config, rank)
         self.tp_group = parallel_state.get_tensor_model_parallel_group()
         self.cp_group = parallel_state.get_context_parallel_group()
+        self.scorer = LinearLogp(_provider_settings(config), dist.group.WORLD)
         policy = self._build(config.model, self.shape)
         self.reference = self._build_reference()
         self.calls = count_calls(policy)
@@ -75,7 +77,10 @@ class TrainerRank:
             strict_ffn=config.case.ffn == "R",
         )
         spec = block_spec(shape, config.case, config.max_tp)
-        model = ScoringModel(shape, config.case, config.temperature, config=megatron, spec=spec)
+        rows = TokenLayout(config.cp, self.cp_group.rank(), "zigzag" if config.cp > 1 else "single")
+        model = ScoringModel(
+            shape, config.case, config.temperature, self.scorer, layout=rows, config=megatron, spec=spec
+        )
         model = model.bfloat16()
         load_parameters(model, path, shape, self.tp_group.rank(), self.tp_group.size())
         if shape.tied:
@@ -123,6 +128,7 @@ class TrainerRank:
         The loss is the mean over all active tokens of the batch, however it is cut into micro-batches.
         """
         self._check(samples)
+        self._check_identities(samples)
         started = time.perf_counter()
         seconds = {"reference": 0.0, "forward": 0.0, "backward": 0.0}
         slots = layout.first_slots(samples)
@@ -167,6 +173,16 @@ class TrainerRank:
                 )
             if min(sample.token_ids) < 0 or max(sample.token_ids) >= self.shape.vocab:
                 raise ValueError(f"sample {sample.key}: token ids must be in [0, {self.shape.vocab})")
+
+    def _check_identities(self, samples: Sequence[TrainSample]) -> None:
+        """Raise ValueError naming the first sample that was scored under another contract than this run's."""
+        wanted = self.config.rollout_contract
+        for sample in samples:
+            if sample.rollout_contract != wanted:
+                raise ValueError(
+                    f"sample {sample.key}: scored under run contract {sample.rollout_contract[:12] or 'none'}, "
+                    f"this run wants {wanted[:12] or 'none'}; equal numbers would prove nothing"
+                )
 
     def _micro_batches(self, samples: Sequence[TrainSample], slots: Sequence[int]) -> list[layout.MicroBatch]:
         config = self.config
@@ -254,7 +270,7 @@ class TrainerRank:
     def proof(self) -> dict[str, Any]:
         """What this process computed with: routes and calls per boundary, kernel counters, patches in place."""
         patches = cpu_stand_ins.RESIDENT if cpu_stand_ins.needed() else ()
-        return route_record(self.config, self.rank, self.calls, patches)
+        return route_record(self.config, self.rank, self.calls, patches, self.scorer)
 
     def close(self) -> None:
         """Leave the process groups and undo the stand-ins."""
@@ -263,6 +279,18 @@ class TrainerRank:
         if cpu_stand_ins.needed():
             for patch in reversed(cpu_stand_ins.RESIDENT):
                 patch.undo()
+
+
+def _provider_settings(config: TrainerConfig) -> ProviderSettings:
+    """Which provider scores: on route P none, unless it is audited there."""
+    mode, route = config.linear_logp_provider_mode, config.case.logp
+    used = route == "R" or mode == "audit"
+    return ProviderSettings(
+        path=(config.linear_logp_provider or None) if used else None,
+        mode=mode,
+        route=route,
+        expected_contract=config.linear_logp_contract,
+    )
 
 
 def _token_inputs(samples: Sequence[TrainSample]) -> tuple[Tensor, Tensor]:

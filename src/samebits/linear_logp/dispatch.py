@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -67,6 +68,24 @@ class LinearLogp:
     @property
     def strict(self) -> bool:
         return self.settings.mode == "strict"
+
+    def record(self) -> dict[str, Any]:
+        """Plain data for a run's evidence: what was asked for, what served, how often, and what audits found."""
+        backend, contract = self.identity or ("", "")
+        return {
+            "provider": self.settings.path or "",
+            "mode": self.settings.mode,
+            "backend": backend,
+            "contract": contract,
+            "calls": dict(self.calls),
+            "audit": {
+                "calls": len(self.audits),
+                "elements": sum(audit.elements for audit in self.audits),
+                "mismatches": sum(audit.mismatches for audit in self.audits),
+                "max_abs_diff": max((audit.max_abs_diff for audit in self.audits), default=0.0),
+                "error": next((audit.error for audit in self.audits if audit.error), ""),
+            },
+        }
 
     def __call__(self, request: LinearLogpRequest, native: Native) -> Scores:
         """logp [T, 1] and entropy [T] or None: the provider's, or what `native` gives, which applies

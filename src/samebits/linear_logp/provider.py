@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -13,8 +16,17 @@ from samebits.linear_logp.types import LinearLogpContext, LinearLogpRequest, Lin
 from samebits.ops.logprob import LOGPROB, linear_logp
 
 BACKEND_ID = "samebits.ops.logprob.cpu"
-# Names arithmetic only: no rank, layout or size, so that a trainer and an engine that are cut differently agree.
-CONTRACT_ID = f"samebits.linear_logp.{LOGPROB.id}:{digest_of(LOGPROB.as_data())[:16]}"
+
+
+def contract_id(boundary: Mapping[str, Any]) -> str:
+    """The identity of log-probabilities under this boundary (as data, as a run contract holds it).
+
+    It names arithmetic only: no rank, layout or size, so that a trainer and an engine that are cut differently agree.
+    """
+    return f"samebits.linear_logp.{boundary['name']}@{boundary['version']}:{digest_of(boundary)[:16]}"
+
+
+CONTRACT_ID = contract_id(LOGPROB.as_data())
 
 
 def provider(request: LinearLogpRequest) -> LinearLogpResult:

@@ -46,6 +46,14 @@ class RunConfig(BaseModel):
     eval_interval: int = Field(5, ge=0, description="evaluate every so many steps and at both ends; 0: never")
     eval_prompts: int = Field(100, ge=1, description="held-out problems per evaluation")
 
+    linear_logp_provider: str = Field(
+        "samebits.linear_logp.provider.provider",
+        description="who computes the trainer's log-probabilities on route R: a dotted path or a registered name",
+    )
+    linear_logp_provider_mode: Literal["auto", "strict", "audit"] = Field(
+        "strict", description="what a provider's refusal means; audit (route P) computes both and keeps the native one"
+    )
+
     train_tp: int = Field(1, ge=1, description="tensor-parallel ranks of the trainer")
     train_cp: int = Field(1, ge=1, description="context-parallel ranks of the trainer")
     rollout_engines: int = Field(1, ge=1, description="vLLM engines")
@@ -64,6 +72,12 @@ class RunConfig(BaseModel):
                 f"global_batch_size {self.global_batch_size} is not a multiple of samples_per_prompt "
                 f"{self.samples_per_prompt}: groups would be torn"
             )
+        if self.routes("trainer")["logp"] == "R" and self.linear_logp_provider_mode == "audit":
+            raise ValueError(
+                "linear_logp_provider_mode audit keeps the native log-probabilities: set logp_case to P/R or P/P"
+            )
+        if self.routes("trainer")["logp"] == "R" and not self.linear_logp_provider.strip():
+            raise ValueError("linear_logp_provider is empty, but route R needs one: name it, or set logp_case to P/P")
         segments = self.segments
         for name in ("train_tp", "rollout_tp"):
             if segments % getattr(self, name):

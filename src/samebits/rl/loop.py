@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from samebits.contract import RunContract
 from samebits.evidence.record import Recorder
 from samebits.evidence.sidecar import StepSample
 from samebits.rl.advantage import group_advantages
@@ -44,7 +45,7 @@ class PromptSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the loop works with. `contract` is the run contract's digest."""
+    """What the loop works with."""
 
     config: RunConfig
     prompts: PromptSource
@@ -54,7 +55,7 @@ class Job:
     stop_ids: tuple[int, ...]
     rollout: RolloutSide
     trainer: TrainerSide
-    contract: str
+    contract: RunContract
     weights: Path
 
 
@@ -91,7 +92,7 @@ def _start(job: Job, record: Recorder) -> None:
     record.add(
         RunStarted(
             schema=TIMELINE_SCHEMA,
-            contract=job.contract,
+            contract=job.contract.digest(),
             case=config.cases,
             steps=config.num_rollout,
             samples_per_step=config.global_batch_size,
@@ -130,7 +131,7 @@ def generate(job: Job, requests: Sequence[GenerateRequest], version: WeightVersi
     """One checked response per request, in order."""
     rollouts = job.rollout.generate(requests)
     strict = "R" in job.config.routes("rollout").values()
-    check_rollouts(requests, rollouts, version, job.contract if strict else "")
+    check_rollouts(requests, rollouts, version, job.contract.digest() if strict else "")
     return rollouts
 
 
@@ -158,6 +159,7 @@ def train_step(job: Job, step: int, rollouts: Sequence[Rollout], advantages: Seq
             prompt_length=len(rollout.prompt_ids),
             advantage=advantage,
             rollout_logp_bits=rollout.logp_bits,
+            rollout_contract=rollout.contract,
         )
         for rollout, advantage in zip(rollouts, advantages, strict=True)
     ]
@@ -202,17 +204,20 @@ def step_samples(
 
 
 def publish(job: Job, record: Recorder, counter: int) -> WeightVersion:
-    """Exports the trainer's weights, loads them into every engine and checks what each one then holds."""
+    """Exports the trainer's weights, loads them into every engine and checks what each one then holds.
+
+    Before that, every process shows by which contract it computes: version 0 is published before the first step.
+    """
     began = time.monotonic()
+    check_contracts([*job.trainer.proof(), *job.rollout.proof()], job.config.cases, job.contract)
     path = job.weights / f"v{counter:06d}"
     path.mkdir(parents=True)
     digests = job.trainer.export(str(path))
     version = version_of(counter, digests)
     held = job.rollout.publish(str(path), version)
     check_publication(path, digests, held)
-    check_contracts([*job.trainer.proof(), *job.rollout.proof()], job.config.cases, job.contract)
     shutil.rmtree(path)
-    record.published(version, job.contract, len(digests), len(held), time.monotonic() - began)
+    record.published(version, job.contract.digest(), len(digests), len(held), time.monotonic() - began)
     return version
 
 

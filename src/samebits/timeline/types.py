@@ -75,13 +75,17 @@ class Rollout:
 
 @dataclass(frozen=True)
 class TrainSample:
-    """One response as the trainer receives it: prompt and response ids in one sequence."""
+    """One response as the trainer receives it: prompt and response ids in one sequence.
+
+    `rollout_contract` is the digest of the run contract under which the rollout engine scored the tokens.
+    """
 
     key: SampleKey
     token_ids: tuple[int, ...]
     prompt_length: int
     advantage: float
     rollout_logp_bits: tuple[int, ...]
+    rollout_contract: str = ""
 
     @property
     def response_length(self) -> int:
