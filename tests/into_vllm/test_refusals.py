@@ -84,8 +84,18 @@ def test_a_plugin_that_vllm_did_not_load_is_a_refusal(home: Path, tiny: Path, mo
 def test_another_contract_is_a_refusal(home: Path, tiny: Path) -> None:
     contract: dict[str, Any] = copy.deepcopy(dict(engine_config(tiny).contract))
     contract["boundaries"]["rms_norm"]["version"] += 1
-    with pytest.raises(EngineRefused, match=r"boundaries\.rms_norm\.version: \d+ \| \d+"):  # noqa: SIM117
+    contract["boundaries"]["attention"]["constants"]["chunk"] = 1024
+    fields = r"attention\.constants\.chunk: 1024 \| 512\n  boundaries\.rms_norm\.version: 2 \| 1"
+    with pytest.raises(EngineRefused, match=rf"engine 0 holds run contract .*\n  boundaries\.{fields}$"):  # noqa: SIM117
         with hosted(home, "contract", engine_config(tiny, contract=contract)):
+            pass
+
+
+def test_a_model_with_other_constants_is_a_refusal(home: Path, tiny: Path) -> None:
+    contract = {**engine_config(tiny).contract, "model": {"rms_norm_eps": "0.125", "temperature": "1.0"}}
+    words = r"worker 0 \(process \d+\) holds run contract .*\n  model\.rms_norm_eps: '0\.125' \| '1e-06'$"
+    with pytest.raises(ProofMissing, match=words):  # noqa: SIM117
+        with hosted(home, "constants", engine_config(tiny, contract=contract)):
             pass
 
 
@@ -129,6 +139,7 @@ def plan_and_record() -> tuple[RoutePlan, dict[str, Any]]:
         "process": 1,
         "plan": plan.digest(),
         "contract": plan.contract_digest,
+        "contract_content": dict(plan.contract),
         "kernels": "k",
         "versions": {},
         "patches": [],
@@ -149,7 +160,7 @@ def test_proofs_are_checked() -> None:
         ([], "1 workers were started, 0 answered"),
         ([None], "the samebits plugin did not load"),
         ([{**record, "plan": "old"}], "plan is 'old'"),
-        ([{**record, "contract": "other"}], "contract is 'other'"),
+        ([{**record, "contract": "x", "contract_content": {"segments": 2}}], r"worker 0 .*\n  segments: 1 \| 2"),
         ([{**record, "rank": 1}], r"want ranks 0 to 0, got \[1\]"),
         ([{**record, "modules": native}], "a is computed by vllm.x, the plan wants route R"),
     ):

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from samebits.bits import digest
-from samebits.contract import run_contract
+from samebits.contract import RunContract, digest_of, run_contract
 from samebits.evidence.record import Recorder
 from samebits.evidence.store import MANIFEST_SCHEMA, RunDirectory
 from samebits.evidence.verdict import Verdict
@@ -33,7 +33,8 @@ from samebits.timeline.types import (
     WeightVersion,
 )
 
-CONTRACT = run_contract((), segments=1)
+CONTRACT = run_contract((), segments=2, model={"rms_norm_eps": 1e-6})
+NONE: dict[str, Any] = {}
 UNPUBLISHED = WeightVersion(0, "")
 
 
@@ -56,7 +57,7 @@ class FakeTrainer:
     result: Callable[[StepResult], StepResult] = lambda result: result
     exported: Callable[[dict[str, str]], dict[str, str]] = lambda digests: digests
     route: str = "R"
-    contract: str = CONTRACT.digest()
+    contract: RunContract = CONTRACT
     steps: int = 0
 
     def train_step(self, step: int, samples: Sequence[TrainSample]) -> StepResult:
@@ -73,7 +74,7 @@ class FakeTrainer:
         return self.exported({name: digest(tensor) for name, tensor in tensors.items()})
 
     def proof(self) -> list[dict[str, Any]]:
-        return [route_record("trainer", self.route, self.contract)]
+        return [route_record("trainer", self.route, self.contract.as_data() if self.route == "R" else NONE)]
 
 
 @dataclasses.dataclass
@@ -85,6 +86,8 @@ class FakeEngine:
     answer: Callable[[list[Rollout]], list[Rollout]] = lambda rollouts: rollouts
     shards: Callable[[list[ShardDigest]], list[ShardDigest]] = lambda shards: shards
     route: str = "R"
+    contract: RunContract = CONTRACT
+    later: RunContract | None = None
     requests: list[GenerateRequest] = dataclasses.field(default_factory=list)
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Rollout]:
@@ -107,18 +110,26 @@ class FakeEngine:
     def publish(self, path: str, version: WeightVersion) -> list[list[ShardDigest]]:
         tensors = load_file(Path(path) / "model.safetensors")
         self.weight, self.version = float(tensors["w"][0, 0]), version
+        self.contract = self.later or self.contract
         held = [ShardDigest("w", 1, at, at + 1, digest(tensors["w"][:, at : at + 1].contiguous())) for at in (0, 1)]
         held += [ShardDigest("b", 0, 0, 1, digest(tensors["b"]))] * 2
         return [self.shards(held)]
 
     def proof(self) -> list[dict[str, Any]]:
-        return [route_record("rollout", self.route, CONTRACT.digest() if self.route == "R" else "")]
+        return [route_record("rollout", self.route, self.contract.as_data() if self.route == "R" else NONE)]
 
 
-def route_record(role: str, route: str, contract: str) -> dict[str, Any]:
+def route_record(role: str, route: str, content: dict[str, Any]) -> dict[str, Any]:
     groups = ("attention", "ffn", "logp")
-    modules = {group: {"group": group, "route": route, "calls": 1} for group in groups}
-    return {"role": role, "engine": 0, "rank": 0, "contract": contract, "modules": modules, "counters": {"k": 1}}
+    return {
+        "role": role,
+        "engine": 0,
+        "rank": 0,
+        "contract": digest_of(content) if content else "",
+        "contract_content": content,
+        "modules": {group: {"group": group, "route": route, "calls": 1} for group in groups},
+        "counters": {"k": 1},
+    }
 
 
 @dataclasses.dataclass
@@ -144,7 +155,7 @@ class Bench:
             stop_ids=(0,),
             rollout=self.engine,
             trainer=self.trainer,
-            contract=CONTRACT.digest(),
+            contract=CONTRACT,
             weights=self.path,
         )
         run_loop(job, self.record)
@@ -182,7 +193,6 @@ def test_one_wrong_bit_makes_a_run_different(bench: Bench) -> None:
 def test_a_native_case_needs_no_contract_on_its_samples(bench: Bench) -> None:
     bench.settings["case"] = "P/P"
     bench.engine.route = bench.trainer.route = "P"
-    bench.trainer.contract = ""
     bench.run()
     assert verify(bench.path / "run").verdict is Verdict.SAME
 
@@ -298,9 +308,29 @@ def test_an_export_that_is_not_what_the_trainer_holds_stops_the_run(bench: Bench
     bench.trainer.exported = lambda digests: {"w": digests["w"]}
 
 
-def test_sides_under_different_contracts_stop_the_run(bench: Bench) -> None:
-    bench.trainer.contract = "other"
-    with pytest.raises(RunFailed, match="trainer-0 serves run contract other"):
+def test_sides_under_different_contracts_stop_the_run_before_anything_is_published(bench: Bench) -> None:
+    other = bench.trainer.contract = run_contract((), segments=4, model={"rms_norm_eps": 1e-5})
+    message = (
+        rf"trainer-0 holds run contract {other.digest()[:12]}, the run is under {CONTRACT.digest()[:12]}: .*"
+        r"\n  model\.rms_norm_eps: '1e-06' \| '1e-05'\n  segments: 2 \| 4$"
+    )
+    with pytest.raises(RunFailed, match=message):
+        bench.run()
+    assert bench.engine.version is UNPUBLISHED
+
+
+def test_a_contract_that_changes_later_stops_the_run_at_the_next_weight_version(bench: Bench) -> None:
+    bench.engine.later = run_contract((), segments=8, model={"rms_norm_eps": 1e-6})
+    with pytest.raises(RunFailed, match=r"rollout-0-0 holds run contract .*\n  segments: 2 \| 8$"):
+        bench.run()
+    assert bench.engine.version.counter == 0
+
+
+def test_a_digest_that_is_not_that_of_the_content_stops_the_run(bench: Bench, monkeypatch) -> None:
+    real = bench.trainer.proof
+    content = {**CONTRACT.as_data(), "segments": 4}
+    monkeypatch.setattr(bench.trainer, "proof", lambda: [{**real()[0], "contract_content": content}])
+    with pytest.raises(RunFailed, match=r"trainer-0 says that it serves run contract .*, but shows another one's"):
         bench.run()
 
 

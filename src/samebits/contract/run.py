@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from samebits.contract.boundary import Boundary, digest_of
@@ -53,13 +53,20 @@ def run_contract(
     return RunContract(arithmetic=arithmetic, segments=segments, boundaries=tuple(boundaries), model=constants)
 
 
-def differences(left: dict[str, object], right: dict[str, object], path: str = "") -> list[str]:
-    """Lines `field: left | right` for every leaf in which two contracts (as data) differ."""
-    lines: list[str] = []
+def differing(
+    left: Mapping[str, object], right: Mapping[str, object], path: str = ""
+) -> list[tuple[str, object, object]]:
+    """(field, left, right) for every leaf in which two contracts (as data) differ; None where one has no such field."""
+    found: list[tuple[str, object, object]] = []
     for key in sorted(left.keys() | right.keys()):
         a, b, name = left.get(key), right.get(key), f"{path}{key}"
         if isinstance(a, dict) and isinstance(b, dict):
-            lines += differences(a, b, f"{name}.")
+            found += differing(a, b, f"{name}.")
         elif a != b:
-            lines.append(f"{name}: {a!r} | {b!r}")
-    return lines
+            found.append((name, a, b))
+    return found
+
+
+def differences(left: Mapping[str, object], right: Mapping[str, object], path: str = "") -> list[str]:
+    """Lines `field: left | right` for every leaf in which two contracts (as data) differ."""
+    return [f"{name}: {a!r} | {b!r}" for name, a, b in differing(left, right, path)]

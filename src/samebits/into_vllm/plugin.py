@@ -61,14 +61,13 @@ def _set_kernel_threads(threads: int) -> None:
 
 def _check_contract(plan: RoutePlan) -> None:
     """The boundaries that this process computes must be the ones that the run agreed on, version by version."""
-    from samebits.contract import differences
+    from samebits.contract import held_contract, refusal
     from samebits.ops.boundaries import BOUNDARIES
 
-    ours: dict[str, object] = {boundary.name: boundary.as_data() for boundary in BOUNDARIES}
-    lines = differences(ours, plan.contract.get("boundaries", {}), "boundaries.")
-    lines += differences({"segments": plan.segments}, {"segments": plan.contract.get("segments")})
-    if lines:
-        raise ValueError("this process computes another contract (here | agreed): " + "; ".join(lines[:5]))
+    held = held_contract(plan.contract, BOUNDARIES, segments=plan.segments)
+    problem = refusal(f"rollout engine {plan.engine}", plan.contract, held)
+    if problem:
+        raise ValueError(problem)
 
 
 def _register_layers() -> None:

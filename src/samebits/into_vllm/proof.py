@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from samebits.contract import digest_of, held_contract, model_constants, refusal
 from samebits.into_vllm.patches import DISTRIBUTION, PATCHES_BY_GROUP
 from samebits.into_vllm.places import SAMPLER, Place
 from samebits.into_vllm.plan import RoutePlan
+from samebits.ops.boundaries import BOUNDARIES
 
 if TYPE_CHECKING:
     from samebits.into_vllm.loader import WorkerState
@@ -21,8 +24,8 @@ class ProofMissing(RuntimeError):
     """A worker can't prove that it runs the routes that it should. The message names the worker and the gap."""
 
 
-def route_record(state: WorkerState, rank: int, sampler: Any) -> dict[str, Any]:
-    """Everything that one worker can say about its routes, as plain data.
+def route_record(state: WorkerState, rank: int, sampler: Any, model: str) -> dict[str, Any]:
+    """Everything that one worker can say about its routes, as plain data. `model` is the directory it was built from.
 
     `calls` counts what a routed layer computed; of a native layer it only says whether it was ever called,
     so that counting costs the native side nothing. `counters` are advanced by the kernels themselves.
@@ -30,6 +33,7 @@ def route_record(state: WorkerState, rank: int, sampler: Any) -> dict[str, Any]:
     from samebits import _cpu
 
     plan, version_held = state.plan, state.weights.version
+    held = _held_contract(plan, model)
     return {
         "process": os.getpid(),
         "role": "rollout",
@@ -37,7 +41,8 @@ def route_record(state: WorkerState, rank: int, sampler: Any) -> dict[str, Any]:
         "rank": rank,
         "mode": "compiled" if plan.compiled else "eager",
         "plan": plan.digest(),
-        "contract": plan.contract_digest,
+        "contract": digest_of(held) if held else "",
+        "contract_content": held,
         "segments": plan.segments,
         "straight": state.decoder is not None,
         "modules": {
@@ -58,6 +63,14 @@ def route_record(state: WorkerState, rank: int, sampler: Any) -> dict[str, Any]:
         "counters": _cpu.counters(),
         "weights": None if version_held is None else [version_held.counter, version_held.digest],
     }
+
+
+def _held_contract(plan: RoutePlan, model: str) -> dict[str, Any]:
+    """The run contract that this process computes by; empty on an engine that serves none."""
+    if not plan.contract:
+        return {}
+    shape = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+    return held_contract(plan.contract, BOUNDARIES, segments=plan.segments, model=model_constants(shape))
 
 
 def _module_record(place: Place, route: str, implementation: str, calls: int) -> dict[str, Any]:
@@ -93,9 +106,10 @@ def check_proofs(records: Sequence[dict[str, Any] | None], plan: RoutePlan, tp: 
 
 def _check_record(record: dict[str, Any], plan: RoutePlan) -> None:
     who = f"worker {record['rank']} (process {record['process']})"
-    for field, wanted in (("plan", plan.digest()), ("contract", plan.contract_digest)):
-        if record[field] != wanted:
-            raise ProofMissing(f"{who}: {field} is {record[field]!r:.20}, want {wanted!r:.20}")
+    if record["contract"] != plan.contract_digest:
+        raise ProofMissing(refusal(who, plan.contract, record["contract_content"]))
+    if record["plan"] != plan.digest():
+        raise ProofMissing(f"{who}: plan is {record['plan']!r:.20}, want {plan.digest()!r:.20}")
     for name, module in record["modules"].items():
         route = plan.route(module["group"])
         ours = module["implementation"].startswith("samebits.")

@@ -24,7 +24,7 @@ class SamebitsWorker:
         state = self._samebits_state()
         if state is None:
             return None
-        record = route_record(state, self.rank, self.model_runner.sampler)
+        record = route_record(state, self.rank, self.model_runner.sampler, self.model_runner.model_config.model)
         if state.plan.proof_dir:
             path = Path(state.plan.proof_dir) / f"rollout-{state.plan.engine}-rank-{self.rank}.json"
             path.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from samebits.contract import RunContract, digest_of, refusal
 from samebits.evidence.routes import is_strict, process_name, routes_of
 from samebits.rl.protocols import RunFailed
 from samebits.timeline.types import GenerateRequest, Rollout, StepResult, TrainSample, WeightVersion
@@ -56,8 +57,11 @@ def check_result(step: int, samples: Sequence[TrainSample], result: StepResult) 
             raise RunFailed(f"step {step}: the trainer's {name} is {value}; try a smaller lr")
 
 
-def check_contracts(records: Iterable[Mapping[str, Any]], cases: Mapping[str, str], contract: str) -> None:
-    """Every process goes the declared routes, and serves this run contract where one of them is R."""
+def check_contracts(records: Iterable[Mapping[str, Any]], cases: Mapping[str, str], contract: RunContract) -> None:
+    """Every process goes the declared routes, and serves this run contract where one of them is R.
+
+    The refusal prints the differing fields side by side, from what the process itself says that it computes.
+    """
     for record in records:
         name = process_name(record)
         routes = routes_of(cases, record["role"])
@@ -65,8 +69,13 @@ def check_contracts(records: Iterable[Mapping[str, Any]], cases: Mapping[str, st
             wanted = routes.get(served["group"], served["route"])
             if served["route"] != wanted:
                 raise RunFailed(f"{name}: {module} goes route {served['route']}, declared is {wanted}")
-        if is_strict(record) and record["contract"] != contract:
-            raise RunFailed(
-                f"{name} serves run contract {str(record['contract'])[:12]}, this run is under "
-                f"{contract[:12]}: both sides must run the same samebits version"
-            )
+        if is_strict(record):
+            _check_handshake(name, record, contract)
+
+
+def _check_handshake(name: str, record: Mapping[str, Any], contract: RunContract) -> None:
+    digest, content = record["contract"], record["contract_content"]
+    if digest != digest_of(content):
+        raise RunFailed(f"{name} says that it serves run contract {digest[:12]}, but shows another one's content")
+    if digest != contract.digest():
+        raise RunFailed(refusal(name, contract.as_data(), content))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from samebits import contract
 from samebits.evidence.store import sha256_file
 from samebits.rl.config import RunConfig
 from samebits.timeline.events import parse_json
@@ -101,15 +102,7 @@ def stop_ids(model: Path) -> tuple[int, ...]:
 
 def model_constants(model: Path, config: RunConfig) -> dict[str, object]:
     """What of the model belongs into the run contract, besides its weights."""
-    shape = read_object(model / "config.json")
-    rope = shape.get("rope_parameters") or {}
-    names = ("hidden_size", "head_dim", "num_attention_heads", "num_key_value_heads", "vocab_size")
-    constants: dict[str, object] = {name: shape.get(name) for name in names}
-    constants["rms_norm_eps"] = shape.get("rms_norm_eps")
-    constants["rope_theta"] = rope.get("rope_theta", shape.get("rope_theta"))
-    constants["architecture"] = ",".join(shape.get("architectures") or [])
-    constants["temperature"] = config.temperature
-    return constants
+    return {**contract.model_constants(read_object(model / "config.json")), "temperature": config.temperature}
 
 
 def _fingerprint(path: Path) -> Mapping[str, Any]:

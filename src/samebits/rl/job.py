@@ -79,7 +79,7 @@ def run_job(config: RunConfig, parts: Parts, watch: Watcher = lambda event: None
             stop_ids=ends,
             rollout=rollout,
             trainer=trainer,
-            contract=contract.digest(),
+            contract=contract,
             weights=scratch,
         )
         run_loop(job, record)
