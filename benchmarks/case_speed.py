@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from results import ROOT, provenance
+from results import ROOT, provenance, save
 
 # what runs: the strict job, the native job as it is by default, and the native job with vLLM's compiled mode
 ARMS = {"R/R": ("--case", "R/R"), "P/P": ("--case", "P/P"), "P/P compiled": ("--case", "P/P", "--native-compile")}
@@ -74,7 +74,7 @@ def main() -> None:
         if arm != "R/R"
     }
     record = {"what": "R/R beside P/P", **provenance(), "ratios": ratios, "medians": medians, "steps": measured}
-    (ROOT / "benchmarks/results/case_speed.json").write_text(json.dumps(record, indent=1) + "\n")
+    save("case_speed", record)
     for arm, speeds in ratios.items():
         print(f"R/R against {arm}: " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in speeds.items()))
 

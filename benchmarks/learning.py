@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from results import ROOT, provenance
+from results import ROOT, provenance, save
 
 from samebits.evidence.verify import verify
 
@@ -72,7 +72,8 @@ def main() -> None:
     folder = ROOT / "runs" / arguments.name
     runs = [run(seed, arguments.steps, arguments.tp, folder) for seed in arguments.seeds]
     record = {"what": arguments.name, **provenance(), "tp": arguments.tp, "runs": runs}
-    (ROOT / f"benchmarks/results/{arguments.name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    save(arguments.name, record)
+    (ROOT / "docs/images").mkdir(parents=True, exist_ok=True)
     draw(runs, ROOT / f"docs/images/{arguments.name}.svg")
     for one in runs:
         first, last = one["accuracy"][0][1], one["accuracy"][-1][1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -26,6 +27,13 @@ def provenance() -> dict[str, object]:
         "python": platform.python_version(),
         "commit": commit.stdout.strip(),
     }
+
+
+def save(name: str, record: dict[str, object]) -> None:
+    """Write one record as benchmarks/results/NAME.json."""
+    target = ROOT / "benchmarks/results" / f"{name}.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def processor() -> str:
