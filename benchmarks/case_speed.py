@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from results import ROOT, provenance, save
+from results import provenance, save
 
 # what runs: the strict job, the native job as it is by default, and the native job with vLLM's compiled mode
 ARMS = {"R/R": ("--case", "R/R"), "P/P": ("--case", "P/P"), "P/P compiled": ("--case", "P/P", "--native-compile")}
