@@ -113,6 +113,11 @@ def test_a_process_that_holds_another_contract_is_refused_with_the_field(ranks: 
         check_contracts(records[1:], CASES, agreed())
 
 
+def test_a_trainer_needs_the_digest_of_the_contract_that_it_is_given() -> None:
+    with pytest.raises(ValueError, match=f"contract: none is not the digest .* {agreed().digest()[:12]}; give both"):
+        TrainerConfig(model="m", agreed=agreed().as_data())
+
+
 def test_a_trainer_rank_refuses_to_start_under_another_contract(tmp_path: Path) -> None:
     write_tiny_model(tmp_path)
     contract = run_contract(BOUNDARIES, segments=2, model={"rms_norm_eps": 0.125, "temperature": 0.5})

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from samebits.contract import digest_of
+
 Route = Literal["R", "P"]
 
 
@@ -77,6 +79,7 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         self._check_sizes()
         self._check_numbers()
+        self._check_contract()
         self._check_log_probability()
         if self.cp > 1 and self.case.attention == "P":
             raise ValueError(
@@ -103,6 +106,13 @@ class TrainerConfig:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.world_size > 1 and not self.rendezvous:
             raise ValueError("rendezvous: more than one rank needs a file path that all ranks can reach")
+
+    def _check_contract(self) -> None:
+        if self.agreed and digest_of(self.agreed) != self.contract:
+            raise ValueError(
+                f"contract: {self.contract[:12] or 'none'} is not the digest of the agreed run contract, "
+                f"{digest_of(self.agreed)[:12]}; give both from the same run contract"
+            )
 
     def _check_log_probability(self) -> None:
         if self.contract and self.rollout_contract and self.contract != self.rollout_contract:
