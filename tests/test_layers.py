@@ -43,6 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 LIGHT = {
     "samebits": {"torch", "pydantic"},
     "samebits.contract": {"torch", "numpy", "pydantic"},
+    "samebits.contract.pages": {"torch", "numpy", "pydantic"},
     "samebits.timeline.ledger": {"torch", "numpy"},
     "samebits.timeline.rules": {"torch", "numpy"},
     "samebits.evidence.verify": {"torch", "numpy", "safetensors", "pydantic"},

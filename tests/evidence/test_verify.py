@@ -218,6 +218,12 @@ SIGNED = {
         ),
         "ffn.first went route P",
     ),
+    "route that states another contract": (
+        lambda run: edit_json(
+            next((run / "routes").glob("*trainer*")), lambda r: r["contract_content"].update(segments=2)
+        ),
+        "the contract's content that it states has not the digest",
+    ),
     "route of another contract": (
         lambda run: edit_json(next((run / "routes").glob("*trainer*")), lambda r: r.update(contract="x")),
         "served contract x",

@@ -1,6 +1,6 @@
 """What the route records must show before a zero means something: who ran, by which route, and that it ran.
 
-A record: {"role": "trainer" | "rollout", "engine" (rollout only), "rank", "contract",
+A record: {"role": "trainer" | "rollout", "engine" (rollout only), "rank", "contract", "contract_content",
 "modules": {name: {"group", "route", "calls", ...}}, "counters": {kernel: calls}, ...}.
 """
 
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from samebits.contract import digest_of
 
 POSITION = {"trainer": 0, "rollout": 1}
 
@@ -80,6 +82,8 @@ def _check_record(record: Mapping[str, Any], routes: Mapping[str, str], contract
         return None
     if record.get("contract") != contract:
         return f"served contract {str(record.get('contract'))[:12]}, the run's is {contract[:12]}"
+    if "contract_content" in record and digest_of(record["contract_content"]) != contract:
+        return f"the contract's content that it states has not the digest {contract[:12]} of the run's"
     counters = record.get("counters")
     if not isinstance(counters, Mapping) or not any(type(c) is int and c > 0 for c in counters.values()):
         return "no kernel counted a call, so nothing shows that the samebits route ran"

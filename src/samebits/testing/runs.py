@@ -127,6 +127,7 @@ def _route(role: str, case: str) -> dict[str, Any]:
         "engine": 0,
         "rank": 0,
         "contract": CONTRACT.digest() if route == "R" else "",
+        "contract_content": CONTRACT.as_data() if route == "R" else {},
         "modules": {f"{group}.first": {"group": group, "route": route, "calls": 4} for group in MODULES},
         "counters": {"linear": 12} if route == "R" else {},
     }
