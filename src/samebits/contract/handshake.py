@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from samebits.contract.boundary import Boundary, digest_of
-from samebits.contract.run import differing, run_contract
+from samebits.contract.run import differences, run_contract
 
 SHOWN = 12  # fields of a refusal
 WIDTH = 60  # characters of a value of one side
@@ -50,7 +50,7 @@ def refusal(who: str, agreed: Mapping[str, Any], held: Mapping[str, Any]) -> str
     """
     if digest_of(agreed) == digest_of(held):
         return ""
-    fields = differing(agreed, held)
+    fields = differences(agreed, held)
     lines = [f"  {name}: {' | '.join(_around(left, right))}" for name, left, right in fields[:SHOWN]]
     if len(fields) > SHOWN:
         lines.append(f"  and {len(fields) - SHOWN} more fields")

@@ -53,7 +53,7 @@ def run_contract(
     return RunContract(arithmetic=arithmetic, segments=segments, boundaries=tuple(boundaries), model=constants)
 
 
-def differing(
+def differences(
     left: Mapping[str, object], right: Mapping[str, object], path: str = ""
 ) -> list[tuple[str, object, object]]:
     """(field, left, right) for every leaf in which two contracts (as data) differ; None where one has no such field."""
@@ -61,12 +61,7 @@ def differing(
     for key in sorted(left.keys() | right.keys()):
         a, b, name = left.get(key), right.get(key), f"{path}{key}"
         if isinstance(a, dict) and isinstance(b, dict):
-            found += differing(a, b, f"{name}.")
+            found += differences(a, b, f"{name}.")
         elif a != b:
             found.append((name, a, b))
     return found
-
-
-def differences(left: Mapping[str, object], right: Mapping[str, object], path: str = "") -> list[str]:
-    """Lines `field: left | right` for every leaf in which two contracts (as data) differ."""
-    return [f"{name}: {a!r} | {b!r}" for name, a, b in differing(left, right, path)]
