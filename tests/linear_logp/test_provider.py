@@ -210,8 +210,28 @@ def test_what_it_does_not_serve_it_says(asked: LinearLogpRequest, message: str) 
 
 
 def test_no_row_is_no_error() -> None:
-    result = provider(request(target_ids=torch.full((ROWS,), -1), active=torch.zeros(ROWS, dtype=torch.bool)))
+    inactive = torch.zeros(ROWS, dtype=torch.bool)
+    result = provider(
+        request(target_ids=torch.full((ROWS,), -1), active=inactive, with_entropy=True, with_entropy_grad=True)
+    )
     assert_same(result.logp.detach(), torch.zeros(ROWS, 1))
+    assert result.entropy is not None
+    (result.logp.sum() + result.entropy.sum()).backward()
+
+
+def test_entropy_does_not_depend_on_the_rows_around_it() -> None:
+    whole = request(MANY, with_entropy=True, with_entropy_grad=True)
+    source = whole.context
+    assert source is not None
+    rows = slice(120, 140)
+    part = LinearLogpContext(source.hidden[rows], source.projection, source.vocab_partition)
+    alone = request(target_ids=whole.target_ids[rows], context=part, with_entropy=True, with_entropy_grad=True)
+    here, there = provider(whole).entropy, provider(alone).entropy
+    assert here is not None
+    assert there is not None
+    assert_same(here[rows], there)
+    ours = torch.autograd.grad(here[rows].sum(), [source.hidden])[0][rows]
+    assert_same(ours, torch.autograd.grad(there.sum(), [source.hidden])[0][rows])
 
 
 class LargestTensor(torch.utils._python_dispatch.TorchDispatchMode):

@@ -22,6 +22,7 @@ from samebits.ops.linear import dgrad, matmul_f32, wgrad
 from samebits.ops.logprob import finish, lse_state, merge_states
 
 _TILE = 1024
+_ROWS = 128  # a tile's rows: bounds memory; every sum over columns or rows is the same with any other number
 _UNIT = float(1 << 40)
 
 
@@ -34,7 +35,7 @@ def linear_entropy(
     columns = max(0, min(part.local_size, part.real_size - part.local_start))
     projection = context.projection
     value: Tensor = _Entropy.apply(  # type: ignore[no-untyped-call]
-        hidden, projection.weight, projection.bias, temperature, columns, group
+        hidden, projection.weight, projection.bias, _as_column(temperature, len(hidden)), columns, group
     )
     return value
 
@@ -46,16 +47,16 @@ class _Entropy(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        temperature: Temperature,
+        temperature: Tensor,
         columns: int,
         group: dist.ProcessGroup | None,
     ) -> Tensor:
         rows = hidden.bfloat16()
         lse = _log_sum_exp(rows, weight, bias, temperature, columns, group)
         total = torch.zeros(len(rows), dtype=torch.int64)
-        for _, logits in _tiles(rows, weight, bias, temperature, columns):
-            p, depth = _probabilities(logits, lse)
-            total += (p * depth).double().mul(_UNIT).round().to(torch.int64).sum(1)
+        for block, _, logits in _tiles(rows, weight, bias, temperature, columns):
+            p, depth = _probabilities(logits, lse[block])
+            total[block] += (p * depth).double().mul_(_UNIT).round_().to(torch.int64).sum(1)
         entropy = (gather_states(total, group).sum(0).double() / _UNIT).float()
         entropy = torch.where(torch.isfinite(lse), entropy, torch.full_like(entropy, float("nan")))
         ctx.save_for_backward(rows, weight, bias, lse, entropy)
@@ -69,17 +70,16 @@ class _Entropy(torch.autograd.Function):
         dw = weight_gradient_buffer(weight) if ctx.needs_input_grad[1] else None
         db = weight_gradient_buffer(bias) if bias is not None and ctx.needs_input_grad[2] else None
         dhidden = torch.zeros(rows.shape, dtype=torch.float32)
-        upstream = _as_column(grads[0]) / _as_column(ctx.temperature)
-        for start, logits in _tiles(rows, weight, bias, ctx.temperature, ctx.columns):
-            p, depth = _probabilities(logits, lse)
-            dz = upstream * (p * (depth - entropy[:, None]))
-            stop = start + logits.shape[1]
-            dhidden += dgrad(dz, weight[start:stop], torch.float32)
+        upstream = grads[0][:, None] / ctx.temperature
+        for block, part, logits in _tiles(rows, weight, bias, ctx.temperature, ctx.columns):
+            p, depth = _probabilities(logits, lse[block])
+            dz = upstream[block] * (p * (depth - entropy[block, None]))
+            dhidden[block] += dgrad(dz, weight[part], torch.float32)
             if dw is not None:
-                wgrad(dz, rows, dw[start:stop])
+                wgrad(dz, rows[block], dw[part])
             if db is not None:
                 # a bias is a weight whose input is always one
-                wgrad(dz, torch.ones(len(rows), 1, dtype=torch.bfloat16), db[start:stop].view(-1, 1))
+                wgrad(dz, torch.ones(len(dz), 1, dtype=torch.bfloat16), db[part].view(-1, 1))
         return (
             dhidden.to(ctx.hidden_dtype),
             None if dw is None else deliver_weight_gradient(weight, dw),
@@ -94,31 +94,36 @@ def _log_sum_exp(
     rows: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    temperature: Temperature,
+    temperature: Tensor,
     columns: int,
     group: dist.ProcessGroup | None,
 ) -> Tensor:
     """fp32 [n] over the whole vocabulary. Tiles hold logits that are already divided."""
-    states = [lse_state(logits) for _, logits in _tiles(rows, weight, bias, temperature, columns)]
-    if not states:  # a rank whose rows are all padding: as if it had one column of no weight
-        states = [lse_state(torch.full((len(rows), 1), float("-inf")))]
-    return finish(merge_states(list(gather_states(merge_states(states), group))))
+    # as if there were one column of no weight: a rank may hold nothing but padding
+    state = lse_state(torch.full((len(rows), 1), float("-inf")))
+    for block, _, logits in _tiles(rows, weight, bias, temperature, columns):
+        state[block] = merge_states([state[block], lse_state(logits)])
+    return finish(merge_states(list(gather_states(state, group))))
 
 
 def _tiles(
-    rows: Tensor, weight: Tensor, bias: Tensor | None, temperature: Temperature, columns: int
-) -> Iterator[tuple[int, Tensor]]:
-    """First column and scaled fp32 logits [n, up to 1024] of each tile of this rank's real columns."""
+    rows: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor, columns: int
+) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Rows, columns and scaled fp32 logits of each tile of this rank's real columns; in a tile of columns the rows
+    ascend, so that sums over rows continue one chain."""
     for start in range(0, columns, _TILE):
-        stop = min(start + _TILE, columns)
-        logits = matmul_f32(rows, weight[start:stop].detach())
-        if bias is not None:
-            logits = logits + bias[start:stop].detach().float()
-        yield start, logits / _as_column(temperature)
+        part = slice(start, min(start + _TILE, columns))
+        for first in range(0, len(rows), _ROWS):
+            block = slice(first, min(first + _ROWS, len(rows)))
+            logits = matmul_f32(rows[block], weight[part].detach())
+            if bias is not None:
+                logits += bias[part].detach().float()
+            yield block, part, logits.div_(temperature[block])
 
 
-def _as_column(value: Temperature) -> Tensor:
-    return value[:, None] if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float32)
+def _as_column(temperature: Temperature, rows: int) -> Tensor:
+    """fp32 [n, 1]."""
+    return temperature[:, None] if isinstance(temperature, Tensor) else torch.full((rows, 1), temperature)
 
 
 def _probabilities(logits: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
