@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -42,3 +43,13 @@ def test_strict_mode_accepts_it_and_its_values_are_right(path: str, temperature:
     assert entropy is not None
     assert float((entropy + (log_p.exp() * log_p).sum(1))[active].detach().abs().max()) < 1e-5
     assert_same(logp[~active].detach(), torch.zeros(3, 1))
+
+
+def test_the_table_of_memory_is_the_record() -> None:
+    record = json.loads((PAGE.parents[1] / "benchmarks" / "results" / "linear_logp_memory.json").read_text())
+    assert record["vocabulary"] == 151_936
+    for tokens, logits in record["logits_mib_fp32"].items():
+        peaks = [row["peak_mib"] for row in record["rows"] if row["tokens"] == int(tokens)]
+        assert f"| {tokens} | {logits} | {' | '.join(map(str, peaks))} |" in PAGE.read_text(encoding="utf-8")
+        native, scored, with_entropy = peaks
+        assert max(scored, with_entropy) < native
