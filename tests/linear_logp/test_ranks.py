@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parent))
 
 from scoring import HIDDEN, PADDED, REAL, good, installed, is_native, native, request, settings
 

@@ -81,6 +81,7 @@ BROKEN: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         "one form",
     ),
+    "kept ids of int32": (lambda: request(kept_ids=INTS[:, None].int()), TypeError, "kept_ids must be int64"),
     "kept ids of other rows": (lambda: request(kept_ids=INTS[:3, None]), ValueError, "3 rows"),
     "chunk of nothing": (lambda: request(chunk_size=0), ValueError, "rows per chunk"),
     "gradient of no entropy": (lambda: request(with_entropy_grad=True), ValueError, "ask for both"),
