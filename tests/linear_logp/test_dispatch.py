@@ -313,6 +313,17 @@ def test_audit_records_a_failure_and_lets_the_run_go_on(error: Exception) -> Non
     assert [record.error for record in dispatch.audits] == [f"{type(error).__name__}: {error}"]
 
 
+def test_audit_keeps_no_graph_of_the_provider() -> None:
+    seen = []
+
+    def provider(asked: LinearLogpRequest) -> LinearLogpResult:
+        seen.append(torch.is_grad_enabled())
+        return good(asked)
+
+    run_audit(provider)
+    assert seen == [False, False]
+
+
 def test_audit_leaves_gradients_alone() -> None:
     asked = request()
     assert asked.context is not None

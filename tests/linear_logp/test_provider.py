@@ -256,7 +256,7 @@ def peak_elements(scoring: Any) -> int:
 
 
 def test_no_tensor_of_tokens_by_vocabulary_forward_or_backward() -> None:
-    tokens, width, vocabulary = 64, 8, 5000
+    tokens, width, vocabulary = 256, 8, 2000
     draw = torch.Generator().manual_seed(4)
     hidden = torch.randn(tokens, width, generator=draw).bfloat16().requires_grad_()
     weight = torch.randn(vocabulary, width, generator=draw).bfloat16().requires_grad_()
@@ -267,7 +267,7 @@ def test_no_tensor_of_tokens_by_vocabulary_forward_or_backward() -> None:
         result = provider(asked)
         return [result.logp, result.entropy]
 
-    assert peak_elements(ours) < tokens * vocabulary / 2
+    assert peak_elements(ours) <= 128 * 1024
     assert peak_elements(lambda: [(hidden @ weight.t()).float().log_softmax(-1)]) >= tokens * vocabulary
 
 
