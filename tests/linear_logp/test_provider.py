@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,6 +76,12 @@ def test_one_temperature_per_row_is_that_rows_own() -> None:
         alone = provider(request(MANY, temperature=float(temperatures[row]))).logp
         assert_same(every[row], alone[row])
     assert first_difference(every, provider(request(MANY)).logp) is not None
+
+
+def test_temperatures_stay_with_their_rows_when_others_are_inactive() -> None:
+    temperatures, active = torch.linspace(0.5, 2.0, MANY), torch.arange(MANY) % 3 != 0
+    every = provider(request(MANY, temperature=temperatures)).logp
+    assert_same(provider(request(MANY, temperature=temperatures, active=active)).logp[active], every[active])
 
 
 def test_inactive_rows_are_zero_get_no_gradient_and_may_hold_garbage() -> None:
@@ -195,14 +202,34 @@ def in_float32(asked: LinearLogpRequest) -> LinearLogpContext:
     return LinearLogpContext(source.hidden.float(), source.projection, source.vocab_partition)
 
 
+def on_another_device() -> LinearLogpRequest:
+    meta: Any = {"device": "meta", "dtype": torch.bfloat16}
+    source = LinearLogpContext(
+        torch.zeros(ROWS, HIDDEN, **meta),
+        LinearProjection(torch.zeros(PADDED, HIDDEN, **meta)),
+        VocabPartition(0, PADDED, REAL, PADDED),
+    )
+    return request(target_ids=torch.zeros(ROWS, dtype=torch.int64, device="meta"), context=source)
+
+
+def kept_on_two_ranks() -> LinearLogpRequest:
+    group: Any = SimpleNamespace(size=lambda: 2)
+    return request(tensor_parallel_group=group, kept_ids=torch.zeros(ROWS, 1, dtype=torch.int64))
+
+
 def without_context() -> LinearLogpRequest:
     return LinearLogpRequest(torch.zeros(ROWS, PADDED), torch.zeros(ROWS, dtype=torch.int64))
 
 
 @pytest.mark.parametrize(
     ("asked", "message"),
-    [(without_context(), "no context"), (request(context=in_float32(request())), "serves bfloat16, hidden")],
-    ids=["no context", "dtype"],
+    [
+        (without_context(), "no context"),
+        (request(context=in_float32(request())), "serves bfloat16, hidden"),
+        (on_another_device(), "serves the CPU, the request is on meta"),
+        (kept_on_two_ranks(), "on one tensor-parallel rank"),
+    ],
+    ids=["no context", "dtype", "device", "support over ranks"],
 )
 def test_what_it_does_not_serve_it_says(asked: LinearLogpRequest, message: str) -> None:
     with pytest.raises(LinearLogpProviderUnavailable, match=message):
