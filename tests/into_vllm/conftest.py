@@ -1,25 +1,17 @@
-"""Engines of the tests: each in a process of its own, since a process serves one route plan."""
+"""Models and engines that the tests of this folder share."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 # Spawned processes inherit this path: they import the engine of `watched` by name.
 sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
+from hosted_engines import Engine, engine_config, hosted
 from models import make_model
-from watched import WatchedEngine
-
-from samebits.contract import run_contract
-from samebits.into_vllm.config import EngineConfig
-from samebits.rl.processes import Host
-
-SEGMENTS = 2
 
 
 @pytest.fixture(scope="session")
@@ -36,42 +28,6 @@ def tiny(home: Path) -> Path:
 def other(home: Path) -> Path:
     """The same architecture with other weights."""
     return make_model(home / "other", seed=1)
-
-
-class Engine:
-    """A hosted engine: methods by name, results waited for."""
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-
-    def __call__(self, method: str, *args: Any) -> Any:
-        return self._host.call(method, *args).result(timeout=300)
-
-
-def engine_config(model: Path, **changes: Any) -> EngineConfig:
-    from samebits.ops.boundaries import BOUNDARIES
-
-    settings: dict[str, Any] = {
-        "max_tp": SEGMENTS,
-        "contract": run_contract(BOUNDARIES, segments=SEGMENTS).as_data(),
-        "max_model_len": 128,
-        "max_num_seqs": 16,
-        "kv_cache_gib": 1 / 64,
-        **changes,
-    }
-    return EngineConfig(model=str(model), **settings)
-
-
-@contextmanager
-def hosted(home: Path, name: str, config: EngineConfig) -> Iterator[Engine]:
-    """A started engine. Raises what starting it raised."""
-    host = Host(name, home / f"{name}.log")
-    try:
-        host.start(WatchedEngine, config).result(timeout=300)
-        yield Engine(host)
-        host.call("close").result(timeout=60)
-    finally:
-        host.kill()
 
 
 @pytest.fixture(scope="session")

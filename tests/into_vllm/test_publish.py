@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hosted_engines import SEGMENTS, Engine, engine_config, hosted
 from models import make_requests
 from oracle import response_bits
 from safetensors.torch import load_file, save_file
 
-from conftest import SEGMENTS, Engine, engine_config, hosted
 from samebits.bits import digest
 from samebits.into_vllm.config import RolloutCase
 from samebits.timeline.types import ShardDigest, WeightVersion

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hosted_engines import Engine, engine_config, hosted
 from models import QWEN3, make_model, make_requests
 
-from conftest import Engine, engine_config, hosted
 from samebits.into_vllm.config import EngineConfig, RolloutCase
 from samebits.into_vllm.engine import EngineRefused
 from samebits.into_vllm.places import NotCovered, places_of

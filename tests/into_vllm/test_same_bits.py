@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hosted_engines import SEGMENTS, Engine, engine_config, hosted
 from models import make_model, make_requests
 from oracle import response_bits
 
-from conftest import SEGMENTS, Engine, engine_config, hosted
 from samebits.timeline.types import Rollout
 
 REQUESTS = make_requests(12, tokens=24)

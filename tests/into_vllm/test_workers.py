@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hosted_engines import Engine, engine_config, hosted
 from models import make_requests
 
-from conftest import Engine, engine_config, hosted
 from samebits.into_vllm.engine import EngineDied
 from samebits.timeline.types import WeightVersion
 

@@ -21,11 +21,12 @@ from samebits.rl.protocols import RunFailed
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Group]:
     """Two processes that each host the `time` and the `os` module in place of an engine."""
+    before = set(multiprocessing.active_children())
     group = Group(["trainer rank 0", "trainer rank 1"], tmp_path)
     group.gather("start", group.start(importlib.import_module, [("time",), ("os",)]), 30)
     yield group
     group.kill()
-    assert not [child for child in multiprocessing.active_children() if child.name.startswith("Spawn")]
+    assert not set(multiprocessing.active_children()) - before
 
 
 def test_results_come_back_in_the_order_of_the_hosts(pair: Group) -> None:
