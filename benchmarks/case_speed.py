@@ -1,4 +1,4 @@
-"""What R/R costs next to P/P: whole jobs of the default preset, interleaved, in one session of one machine.
+"""What R/R costs next to P/P: whole jobs of the default preset, interleaved, on one machine in one go.
 
     .venv/bin/python benchmarks/case_speed.py --repeats 3 --steps 12
 
