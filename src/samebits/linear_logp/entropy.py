@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from samebits.arithmetic.cpu import exp2
+from samebits.arithmetic.compiled import exp2
 from samebits.arithmetic.primitives import LOG2_E
 from samebits.collectives import gather_states
 from samebits.linear_logp.types import LinearLogpContext, Temperature
