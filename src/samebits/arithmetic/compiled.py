@@ -1,4 +1,4 @@
-"""An owned primitive over a whole tensor by the compiled form of the tensor's device, the same bits as the reference."""
+"""An owned primitive over a whole tensor, in the compiled form of its device: the bits of the reference."""
 
 from __future__ import annotations
 
