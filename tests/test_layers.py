@@ -31,12 +31,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "into_megatron": {"contract", "bits", "ops", "collectives", "linear_logp", "patching", "timeline", "env", "_cpu"},
     "into_vime": {"linear_logp", "contract", "ops"},
     "rl": {"contract", "timeline", "bits", "evidence", "env", "presets"},
+    "matrix": {"contract", "evidence", "rl", "testing", "timeline"},
     "testing": {"contract", "bits", "ops", "arithmetic", "backends", "_cpu", "timeline", "evidence"},
     "report": {"contract", "timeline", "evidence"},
     "bench": {"ops", "_cpu"},
     "cli": {
         "contract", "timeline", "bits", "evidence", "env", "ops", "rl", "report", "bench",
-        "into_vllm", "into_megatron", "linear_logp", "presets", "_cpu",
+        "into_vllm", "into_megatron", "linear_logp", "matrix", "presets", "_cpu",
     },
 }  # fmt: skip
 
