@@ -47,7 +47,7 @@ def check_routes(
     wanted = [f"trainer-{rank}" for rank in range(ranks)]
     wanted += [f"rollout-{engine}-{rank}" for engine in range(engines) for rank in range(workers)]
     seen: set[str] = set()
-    trained: set[str] = set()
+    trained: set[Any] = set()
     for record in records:
         try:
             name = process_name(record)
@@ -60,7 +60,7 @@ def check_routes(
         if problem:
             return [f"route record of {name}: {problem}"]
         if record["role"] == "trainer":
-            trained |= {module["group"] for module in record["modules"].values() if module.get("calls")}
+            trained |= {module.get("group") for module in record["modules"].values() if module.get("calls")}
     missing = [name for name in wanted if name not in seen]
     if missing:
         return [f"no route record of {missing[0]}"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from samebits.into_megatron.model import ModelShape
 
@@ -69,11 +69,10 @@ def nearest(layout: TrainLayout, shape: ModelShape, max_tp: int) -> TrainLayout 
 
 
 def _smaller(layout: TrainLayout) -> Iterator[TrainLayout]:
-    names = ("tp", "cp", "pp", "vpp", "dp")
-    sizes = [range(1, max(1, getattr(layout, name)) + 1) for name in names]
-    for values in itertools.product(*sizes):
-        smaller = replace(layout, **dict(zip(names, values, strict=True)))
-        yield replace(smaller, sequence_parallel=layout.sequence_parallel and smaller.tp > 1)
+    sizes = [range(1, max(1, size) + 1) for size in (layout.tp, layout.cp, layout.pp, layout.vpp, layout.dp)]
+    for tp, cp, pp, vpp, dp in itertools.product(*sizes):
+        sequence_parallel = layout.sequence_parallel and tp > 1
+        yield TrainLayout(tp=tp, sequence_parallel=sequence_parallel, cp=cp, pp=pp, vpp=vpp, dp=dp)
 
 
 def _distance(candidate: TrainLayout, wanted: TrainLayout) -> tuple[float, bool]:
