@@ -58,6 +58,7 @@ SYMBOLS: tuple[Symbol, ...] = (
     ),
     symbol("vllm.v1.sample.logits_processor.interface:LogitsProcessor.update_state", "self", "batch_update"),
     symbol("vllm.v1.sample.sampler:Sampler.forward", "self", "logits", "sampling_metadata"),
+    symbol("vllm.v1.sample.sampler:Sampler.sample", "self", "logits", "sampling_metadata"),
     symbol("vllm.model_executor.model_loader:register_model_loader", "load_format"),
     symbol("vllm.model_executor.model_loader:DefaultModelLoader.create_model", "self", "vllm_config"),
     symbol("vllm.model_executor.model_loader:DefaultModelLoader.load_weights", "self", "model", "model_config"),
