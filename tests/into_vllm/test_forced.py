@@ -40,7 +40,7 @@ def test_requests_keep_their_tokens_when_rows_move() -> None:
         direction = MoveDirectionality.SWAP if swap else MoveDirectionality.UNIDIRECTIONAL
         rows[source], rows[target] = (rows[target] if swap else None), rows[source]
         held.update_state(BatchUpdate(ROWS, removed=[], added=[], moved=[(source, target, direction)]))
-        for wanted, produced in filter(None, rows):
+        for _, produced in filter(None, rows):
             produced.append(0)
             del produced[draw.randrange(9) :]
         expected = [-1 if row is None else row[0][len(row[1])] for row in rows]

@@ -100,7 +100,7 @@ def tokens_digest(run: Path, steps: int) -> str:
 def collect(folder: Path, plan: Mapping[str, Any], reasons: Mapping[tuple[str, str], str]) -> dict[str, Any]:
     """ablation.json as data, from the arms' folders. `reasons` holds what stopped an arm, by (view, arm)."""
     views: dict[str, list[dict[str, Any]]] = {}
-    tokens = None
+    tokens: str | None = None
     for view in plan["views"]:
         rows = []
         for arm in plan["arms"]:
