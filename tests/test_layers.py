@@ -32,12 +32,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "into_vime": {"linear_logp", "contract", "ops"},
     "rl": {"contract", "timeline", "bits", "evidence", "env", "presets"},
     "matrix": {"contract", "evidence", "rl", "testing", "timeline"},
+    "ablate": {"contract", "timeline", "bits", "evidence", "rl"},
     "testing": {"contract", "bits", "ops", "arithmetic", "backends", "_cpu", "timeline", "evidence"},
     "report": {"contract", "timeline", "evidence"},
     "bench": {"ops", "_cpu"},
     "cli": {
         "contract", "timeline", "bits", "evidence", "env", "ops", "rl", "report", "bench",
-        "into_vllm", "into_megatron", "linear_logp", "matrix", "presets", "_cpu",
+        "into_vllm", "into_megatron", "linear_logp", "ablate", "matrix", "presets", "_cpu",
     },
 }  # fmt: skip
 
@@ -49,6 +50,7 @@ LIGHT = {
     "samebits.timeline.ledger": {"torch", "numpy"},
     "samebits.timeline.rules": {"torch", "numpy"},
     "samebits.evidence.verify": {"torch", "numpy", "safetensors", "pydantic"},
+    "samebits.ablate.check": {"torch", "numpy", "safetensors", "pydantic"},
     "samebits.cli.main": {"torch", "vllm", "megatron", "transformers"},
     "samebits.report": {"torch"},
     "samebits.env": {"torch"},

@@ -25,6 +25,7 @@ app.add_typer(bench_app, name="bench")
 Text = Optional[str]  # noqa: UP045
 Whole = Optional[int]  # noqa: UP045
 Real = Optional[float]  # noqa: UP045
+Switch = Optional[bool]  # noqa: UP045
 
 
 @app.command()
@@ -61,11 +62,19 @@ def run(
     eval_prompts: Annotated[Whole, typer.Option(help="Problems per evaluation.")] = None,
     linear_logp_provider: Annotated[Text, typer.Option(help="Dotted path or registered name.")] = None,
     linear_logp_provider_mode: Annotated[Text, typer.Option(help="auto, strict or audit.")] = None,
+    replay_tokens: Annotated[Text, typer.Option(help="Produce a run's recorded tokens again.")] = None,
     train_tp: Annotated[Whole, typer.Option(help="Trainer's tensor parallelism.")] = None,
+    train_sequence_parallel: Annotated[Switch, typer.Option(help="Trainer's sequence parallelism.")] = None,
     train_cp: Annotated[Whole, typer.Option(help="Trainer's context parallelism.")] = None,
+    train_cp_layout: Annotated[Text, typer.Option(help="zigzag or allgather.")] = None,
+    train_pp: Annotated[Whole, typer.Option(help="Trainer's pipeline stages.")] = None,
+    train_vpp: Annotated[Whole, typer.Option(help="Interleaved chunks per stage.")] = None,
+    train_dp: Annotated[Whole, typer.Option(help="Trainer's data parallelism.")] = None,
+    train_vocab_multiple: Annotated[Whole, typer.Option(help="Pads a rank's vocabulary.")] = None,
+    gradient_segments: Annotated[Whole, typer.Option(help="Runs of samples, gradients summed apart.")] = None,
     rollout_engines: Annotated[Whole, typer.Option(help="vLLM engines.")] = None,
     rollout_tp: Annotated[Whole, typer.Option(help="Tensor parallelism of an engine.")] = None,
-    native_compile: Annotated[Optional[bool], typer.Option(help="Native vLLM, compiled: unproven.")] = None,  # noqa: UP045
+    native_compile: Annotated[Switch, typer.Option(help="Native vLLM, compiled: unproven.")] = None,
     max_tp: Annotated[Whole, typer.Option(help="K segments of row-parallel layers.")] = None,
     threads: Annotated[Whole, typer.Option(help="CPU threads per process; 0: a fair share.")] = None,
     start_timeout: Annotated[Real, typer.Option(help="Seconds to start.")] = None,
@@ -82,14 +91,49 @@ def run(
     raise typer.Exit(run_command(flags, config, print_config, debug, matrix, matrix_dir))
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def ablate(
+    context: typer.Context,
+    config: Annotated[Optional[Path], typer.Option(help="TOML file; flags override it.")] = None,  # noqa: UP045
+    run_dir: Annotated[Path, typer.Option(help="Where the arms and the table go.")] = Path("runs/ablate"),
+    arm: Annotated[list[str], typer.Option(help="M101, or attention=P/R; repeat it. Left out: M000 to M111.")] = [],  # noqa: B006
+    cases_of: Annotated[list[str], typer.Option(help="A module: its four cases, others R/R.")] = [],  # noqa: B006
+    view: Annotated[str, typer.Option(help="free, equal (it needs free) or both.")] = "both",
+    tokens_of: Annotated[Text, typer.Option(help="The arm whose tokens the equal view replays.")] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Run the same job with each module on either route, and say which module makes the difference.
+
+    Takes the settings of `samebits run` besides its own. Started again on the same folder it goes on where it
+    stopped. Exit codes: 0 every arm has its proof and fully strict arms are the same, 1 one of these differs,
+    2 cannot tell, 130 interrupted.
+    """
+    from samebits.cli.ablate import ablate_command
+
+    flags = run_settings(context.args)
+    raise typer.Exit(ablate_command(flags, config, run_dir, arm, cases_of, view, tokens_of, debug))
+
+
+def run_settings(words: list[str]) -> dict[str, object]:
+    """The settings among command-line words, parsed as `samebits run` parses them; wrong ones end the program."""
+    command = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
+    context = command.make_context("samebits ablate", list(words))
+    return {name: value for name, value in context.params.items() if value not in (None, False)}
+
+
 @app.command()
 def verify(
-    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    run: Annotated[Path, typer.Argument(help="A run directory, or an ablation's.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Recompute a run's verdict from its records alone. Exit codes: 0 same, 1 different, 2 cannot tell."""
+    """Recompute a verdict from the records alone. Exit codes: 0 same, 1 different, 2 cannot tell."""
+    from samebits.ablate import check
     from samebits.evidence import verify as records
 
+    if check.is_ablation(run):
+        ablation = check.verify_ablation(run)
+        typer.echo(check.to_json(ablation) if as_json else check.describe(ablation))
+        raise typer.Exit(ablation.verdict.exit_code)
     found = records.verify(run)
     typer.echo(records.to_json(found) if as_json else records.describe(found))
     raise typer.Exit(found.verdict.exit_code)
