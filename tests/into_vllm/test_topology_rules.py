@@ -25,7 +25,9 @@ REFUSED: list[tuple[dict[str, Any], int, int, str, str]] = [
 
 
 @pytest.mark.parametrize(("config", "tp", "max_tp", "rule", "nearest"), REFUSED)
-def test_what_cannot_be_served_is_refused(config: dict[str, Any], tp: int, max_tp: int, rule: str, nearest: str) -> None:
+def test_what_cannot_be_served_is_refused(
+    config: dict[str, Any], tp: int, max_tp: int, rule: str, nearest: str
+) -> None:
     with pytest.raises(ValueError, match="rollout_tp") as refused:
         check_rollout_layout(config, tp, max_tp)
     assert rule in str(refused.value)

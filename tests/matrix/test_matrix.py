@@ -117,11 +117,11 @@ def run(file: Path, *words: str) -> tuple[int, str]:
 
 
 EDITS = [
-    ("train_tp = 2", "train_tp = 3", "pair tp2-sp with tp1", "power of two"),
+    ("train_tp = 2", "train_tp = 3", "layout tp2-sp with tp1: train_tp 3 is not a power of two", "2 and 4"),
     ("rollout_tp = 4", "rollout_tp = 16", "pair tp1 with tp4: rollout_tp 16: attention: query heads (8)", "works: 8"),
     ("train_pp = 2", "train_pp = 8", "pair pp2 with tp1: pipeline: layers", "nearest layout that works"),
     ("train_cp = 2", "rollout_tp = 2", "[trainer.cp2]: rollout_tp is no setting of a trainer layout", "in [job]"),
-    ("train_cp = 2", "train_cpp = 2", "layout cp2", "did you mean 'train_cp'?"),
+    ("train_cp = 2", "train_c = 2", "layout cp2", "did you mean 'train_cp'?"),
     ("intermediate_size = 128", "intermediate_size = 98", "(98) does not divide by 4", "works"),
     ("steps = 2", "form = 'dream'", "form must be one of score, train, got 'dream'", ""),
     ("steps = 2", "pairs = [['tp1', 'tp9']]", "pairs: ['tp1', 'tp9'] is not [trainer layout, rollout layout]", ""),
