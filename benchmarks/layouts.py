@@ -1,7 +1,7 @@
 """What the order of additions costs: strict against native collectives, and a training step by layout.
 
     .venv/bin/python benchmarks/layouts.py                      # all of it, under 4 minutes on 2 quiet cores
-    .venv/bin/python benchmarks/layouts.py --sizes 4 --ranks 2 --calls 20 --layouts tp1 --steps 3 --name trial
+    .venv/bin/python benchmarks/layouts.py --sizes 4 --ranks 2 --calls 20 --layouts tp1 --steps 3 --out trial.json
 
 writes benchmarks/results/layouts.json. Arms are interleaved call by call; times are medians over calls of the slowest
 rank's median. Ranks are processes of one machine, so more ranks than cores measure scheduling too.
@@ -86,7 +86,7 @@ def main() -> None:
     arguments.add_argument("--layouts", nargs="*", default=list(LAYOUTS), choices=list(LAYOUTS))
     arguments.add_argument("--steps", type=int, default=5)
     arguments.add_argument("--repeats", type=int, default=1)
-    arguments.add_argument("--name", default="layouts")
+    arguments.add_argument("--out", type=Path, help="a JSON file, instead of the record in benchmarks/results")
     given = arguments.parse_args()
     record = {
         "what": "collectives: microseconds per call, strict (the contract's tree, fp32) and native (torch.distributed "
@@ -97,7 +97,10 @@ def main() -> None:
         "collectives": [row for ranks in given.ranks for row in measure_collectives(ranks, given.sizes, given.calls)],
         "steps": measure_steps(given.layouts, given.steps, given.repeats),
     }
-    save(given.name, record)
+    if given.out:
+        given.out.write_text(json.dumps(record, indent=1) + "\n")
+    else:
+        save("layouts", record)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from samebits.rl.config import RunConfig
 from samebits.rl.inputs import Inputs
 from samebits.rl.job import Parts
 from samebits.rl.protocols import RunFailed
-from samebits.timeline.types import Rollout, SampleKey, TrainSample, WeightVersion
+from samebits.timeline.types import GenerateRequest, Rollout, SampleKey, TrainSample, WeightVersion
 
 Say = Callable[[str], None]
 Pairs = list[dict[str, Any]]
@@ -67,7 +68,10 @@ class Scored:
         for name in self._matrix.layouts["rollout"]:
             if name != first:
                 config = self._matrix.config(None, name)
-                self._attempt("rollout", name, lambda n=name, c=config: score_rollouts(self._bench, n, c, requests)[0])
+                self._attempt("rollout", name, partial(self._generate, name, config, requests))
+
+    def _generate(self, name: str, config: RunConfig, requests: Sequence[GenerateRequest]) -> Scores:
+        return score_rollouts(self._bench, name, config, requests)[0]
 
     def trainers(self) -> None:
         """Every trainer layout; those of the same number of ranks share their processes."""
@@ -76,7 +80,7 @@ class Scored:
         try:
             for _, names in groupby(by_ranks, key=lambda name: configs[name].trainer_ranks):
                 for name in names:
-                    self._attempt("trainer", name, lambda n=name: self._score(configs[n]))
+                    self._attempt("trainer", name, partial(self._score, configs[name]))
                 self._close_pool()
         finally:
             self._close_pool()

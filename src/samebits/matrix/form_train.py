@@ -31,7 +31,7 @@ def train_pairs(
     for trainer, rollout in matrix.pairs:
         run = folder / "runs" / f"{trainer}--{rollout}"
         config = matrix.config(trainer, rollout, run_dir=str(run))
-        entry = {"trainer": trainer, "rollout": rollout, **_pair(config, run, parts, key)}
+        entry = {"trainer": trainer, "rollout": rollout, **_pair(config, run, parts, key, matrix.same_weights)}
         if entry["verdict"] != "cannot tell":
             entry |= _as_reference(entry, pairs)
         pairs.append(entry)
@@ -41,7 +41,7 @@ def train_pairs(
     }
 
 
-def _pair(config: RunConfig, run: Path, parts: Parts, key: str) -> dict[str, Any]:
+def _pair(config: RunConfig, run: Path, parts: Parts, key: str, same_weights: bool) -> dict[str, Any]:
     mark, wanted = run.with_suffix(".json"), digest_of([key, config.model_dump()])
     if not (run / SEAL).is_file() or read_finished(mark, wanted) is None:
         shutil.rmtree(run, ignore_errors=True)
@@ -66,13 +66,14 @@ def _pair(config: RunConfig, run: Path, parts: Parts, key: str) -> dict[str, Any
         "mismatch_count": totals["mismatch_count"],
         "max_abs_diff": totals["max_abs_diff"],
         "seconds_per_step": totals["seconds_per_step"],
-        "logp": logp_digest(run, config.num_rollout),
+        # After an update, other weights may be expected; before it, all layouts work with the same ones.
+        "logp": logp_digest(run, config.num_rollout if same_weights else 1),
         "weights": weights[-1],
     }
 
 
 def logp_digest(run: Path, steps: int) -> str:
-    """The name of all tokens and both sides' log-probability bits, over all steps of a run."""
+    """The name of all tokens and both sides' log-probability bits, over the first steps of a run."""
     samples = (sample for step in range(1, steps + 1) for sample in read_step(run / sidecar_name(step)))
     return digest_of([[s.key, list(s.token_ids), list(s.rollout_bits), list(s.trainer_bits)] for s in samples])
 

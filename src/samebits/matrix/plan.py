@@ -2,6 +2,7 @@
 
     form = "score"                # each layout once, on the same tokens; or "train": one whole run for each pair
     steps = 2                     # optimiser steps of each trainer layout on those tokens (form "score")
+    same_weights = true           # weights that are not the first layout's count as a difference too
     pairs = [["tp4", "tp2"]]      # trainer, rollout; all combinations where it is left out
 
     [job]                         # settings of `samebits run` that all layouts share
@@ -27,7 +28,7 @@ from samebits.rl.config import RunConfig, load_config
 Side = Literal["trainer", "rollout"]
 SIDES: tuple[Side, Side] = ("trainer", "rollout")
 FORMS = ("score", "train")
-_KEYS = ("form", "steps", "pairs", "job", "model", *SIDES)
+_KEYS = ("form", "steps", "same_weights", "pairs", "job", "model", *SIDES)
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 # Besides train_... and rollout_...: how a trainer cuts the batch is part of its layout too.
 _ALSO = {"trainer": ("max_tokens_per_gpu",), "rollout": ()}
@@ -40,6 +41,7 @@ class Matrix:
 
     form: str
     steps: int
+    same_weights: bool
     model: Mapping[str, Any]
     job: Mapping[str, Any]
     layouts: Mapping[Side, Mapping[str, Mapping[str, Any]]]
@@ -83,6 +85,7 @@ def read_matrix(file: Path, flags: Mapping[str, Any]) -> Matrix:
     matrix = Matrix(
         form=data.get("form", "score"),
         steps=data.get("steps", 0),
+        same_weights=data.get("same_weights", False),
         model=data.get("model", {}),
         job={**data.get("job", {}), **flags},
         layouts=layouts,

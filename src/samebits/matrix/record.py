@@ -86,3 +86,34 @@ def markdown(record: Mapping[str, Any]) -> str:
         *("| " + " | ".join(cells) + " |" for cells in rows(record)),
     ]
     return "\n".join(lines) + "\n"
+
+
+def grid(record: Mapping[str, Any]) -> str:
+    """The record as one row per trainer layout and one column per rollout layout: mismatches of compared tokens."""
+    found = {(pair["trainer"], pair["rollout"]): pair for pair in record["pairs"]}
+    trainers, rollouts = (list(dict.fromkeys(pair[at] for pair in found)) for at in (0, 1))
+    steps = record["steps"]
+    heads = [
+        "trainer \\ rollout",
+        "ranks",
+        *rollouts,
+        *(["loss of step 1", f"weights after {steps} steps"] if steps else []),
+    ]
+    lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join("---" for _ in heads) + " |"]
+    for name in trainers:
+        layout = record["layouts"][f"trainer {name}"]
+        cells = [name, str(layout.get("processes", "")), *(_cell(found.get((name, other))) for other in rollouts)]
+        if steps:
+            taken = layout.get("steps")
+            cells += [repr(taken[0]["loss"]), taken[-1]["weights"][:12]] if taken else ["", ""]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(pair: Mapping[str, Any] | None) -> str:
+    if pair is None:
+        return ""
+    if pair["verdict"] == "cannot tell":
+        return "cannot tell"
+    same = "" if pair["logp_as_reference"] else ", not as TP1"
+    return f"{pair['mismatch_count']:,} of {pair['compared_tokens']:,}{same}"

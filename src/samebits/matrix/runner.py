@@ -42,12 +42,13 @@ def run_matrix(matrix: Matrix, folder: Path, parts: Parts, say: Say = lambda lin
         "schema": SCHEMA,
         "form": matrix.form,
         "how": HOW[matrix.form],
-        "verdict": overall(pairs).value,
+        "verdict": overall(pairs, matrix.same_weights).value,
         "max_tp": matrix.max_tp,
         "contract": contract.digest(),
         "job": dict(matrix.job),
         "model": dict(matrix.model),
         "steps": matrix.steps,
+        "same_weights": matrix.same_weights,
         "layouts": layouts,
         "pairs": pairs,
         **{name: describe(config, inputs, contract)[name] for name in ("packages", "platform")},
@@ -70,11 +71,11 @@ def refuse_what_cannot_work(matrix: Matrix, inputs: Inputs, parts: Parts, folder
             raise ValueError(f"pair {trainer} with {rollout}: {error}") from error
 
 
-def overall(pairs: list[dict[str, Any]]) -> Verdict:
+def overall(pairs: list[dict[str, Any]], same_weights: bool) -> Verdict:
     """Different as soon as one pair is, or is not as the reference; cannot tell if any pair could not be compared."""
     verdicts = {pair["verdict"] for pair in pairs}
     as_reference = all(
-        pair["logp_as_reference"] and pair["weights_as_reference"]
+        pair["logp_as_reference"] and (pair["weights_as_reference"] or not same_weights)
         for pair in pairs
         if pair["verdict"] != Verdict.CANNOT_TELL.value
     )
