@@ -72,6 +72,7 @@ def run(
     train_dp: Annotated[Whole, typer.Option(help="Trainer's data parallelism.")] = None,
     train_vocab_multiple: Annotated[Whole, typer.Option(help="Pads a rank's vocabulary.")] = None,
     gradient_segments: Annotated[Whole, typer.Option(help="Runs of samples, gradients summed apart.")] = None,
+    train_transport: Annotated[Text, typer.Option(help="gloo or shared_memory.")] = None,
     rollout_engines: Annotated[Whole, typer.Option(help="vLLM engines.")] = None,
     rollout_tp: Annotated[Whole, typer.Option(help="Tensor parallelism of an engine.")] = None,
     native_compile: Annotated[Switch, typer.Option(help="Native vLLM, compiled: unproven.")] = None,

@@ -95,6 +95,7 @@ def trainer_arguments(
         vpp=config.train_vpp,
         dp=config.train_dp,
         vocab_multiple=config.train_vocab_multiple,
+        transport=config.train_transport,
         gradient_segments=config.gradient_segments,
         max_tp=config.segments,
         contract=contract.digest() if "R" in routes.values() else "",

@@ -71,6 +71,9 @@ class RunConfig(BaseModel):
     gradient_segments: int = Field(
         0, ge=0, description="runs of samples whose gradients are summed apart, then along a tree; 0: one per train_dp"
     )
+    train_transport: Literal["gloo", "shared_memory"] = Field(
+        "gloo", description="what carries the collectives of trainer ranks: the network, or memory of one host"
+    )
     rollout_engines: int = Field(1, ge=1, description="vLLM engines")
     rollout_tp: int = Field(1, ge=1, description="tensor-parallel workers of each engine")
     native_compile: bool = Field(False, description="native vLLM, compiled: faster, but unproven (cannot tell)")
