@@ -33,8 +33,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rl": {"contract", "timeline", "bits", "evidence", "env", "presets"},
     "testing": {"contract", "bits", "ops", "arithmetic", "backends", "_cpu", "timeline", "evidence"},
     "report": {"contract", "timeline", "evidence"},
+    "bench": {"ops", "_cpu"},
     "cli": {
-        "contract", "timeline", "bits", "evidence", "env", "ops", "rl", "report",
+        "contract", "timeline", "bits", "evidence", "env", "ops", "rl", "report", "bench",
         "into_vllm", "into_megatron", "linear_logp", "presets", "_cpu",
     },
 }  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from samebits.arithmetic import fma, lane_dot, round_bf16, sqrt
+from samebits.arithmetic import canonical_nan, fma, lane_dot, round_bf16, sqrt
 from samebits.ops.rms_norm.contract import LANES
 
 
@@ -15,8 +15,8 @@ def forward(
     if residual is not None:
         x = round_bf16(x.float() + residual.float())
     value = x.float()
-    mean = lane_dot(value, value, LANES) / x.shape[-1]
-    scale = 1.0 / sqrt(mean + torch.tensor(eps, dtype=torch.float32))
+    mean = lane_dot(value, value, LANES) / _on(x, x.shape[-1])
+    scale = 1.0 / sqrt(mean + _on(x, eps))
     y = (value * scale[:, None]) * weight.float()
     return round_bf16(y), x, scale
 
@@ -37,11 +37,17 @@ def backward(
     value = x.float()
     scaled = dy.float() * weight.float()
     dot = lane_dot(scaled, value, LANES)
-    k = ((dot * scale) * scale) / x.shape[-1]
+    k = ((dot * scale) * scale) / _on(x, x.shape[-1])
     dx = (scaled - value * k[:, None]) * scale[:, None]
     if dsum is not None:
         dx = dx + dsum.float()
     normed = value * scale[:, None]
     for row in range(x.shape[0]):
         dw.copy_(fma(dy[row].float(), normed[row], dw))
+    dw.copy_(canonical_nan(dw))
     return round_bf16(dx)
+
+
+def _on(x: torch.Tensor, value: float) -> torch.Tensor:
+    """fp32 on the device of x: by a plain number torch divides through the reciprocal there."""
+    return torch.tensor(value, dtype=torch.float32, device=x.device)

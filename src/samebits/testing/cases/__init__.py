@@ -12,6 +12,8 @@ from samebits.testing.cases.case import DEFINITION as DEFINITION
 from samebits.testing.cases.case import Case as Case
 from samebits.testing.cases.case import Subject as Subject
 from samebits.testing.cases.case import against_definition as against_definition
+from samebits.testing.cases.case import applies as applies
+from samebits.testing.cases.case import compared as compared
 from samebits.testing.cases.case import difference as difference
 from samebits.testing.cases.case import left_of as left_of
 from samebits.testing.cases.case import right_of as right_of

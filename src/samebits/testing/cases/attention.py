@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from samebits.ops.attention import BACKENDS, attention, paged_attention, write_kv
-from samebits.testing.cases.case import Case, Subject, against_definition, implementation
+from samebits.testing.cases.case import DEFINITION, Case, Subject, against_definition, implementation
 from samebits.testing.cases.inputs import ROWS, inside, randint, special, with_gradients
 from samebits.testing.cases.schedules import forced
 from samebits.testing.cases.serving import Packed, Serving, packed, serve
@@ -71,22 +71,26 @@ def _name(lengths: Sequence[int], heads: int, kv_heads: int, dim: int) -> str:
     return f"lengths{'+'.join(map(str, lengths))}-heads{heads}x{kv_heads}-dim{dim}"
 
 
+def _attention(at: Subject, q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, scale: float, *rows: Tensor) -> Tensor:
+    return attention(q, k, v, bounds, scale, *rows, **at.how)
+
+
 def _attend(at: Subject, p: Packed) -> Tensor:
-    return attention(p.q, p.k, p.v, p.bounds, p.scale, backend=at.backend)
+    return _attention(at, p.q, p.k, p.v, p.bounds, p.scale)
 
 
 def _forward(at: Subject, shape: Shape) -> list[Tensor]:
     """The output, and the fp32 statistics that backward keeps: rounded outputs would hide most faults."""
     p = packed(at, *shape)
-    module = implementation(OP, BACKENDS, at)
-    _, m, lsum = module.forward(p.q, p.k, p.v, p.bounds, p.bounds, None, p.scale, True)
+    module = implementation(OP, BACKENDS, at, p.q)
+    _, m, lsum = module.forward(p.q, p.k, p.v, p.bounds, p.bounds, None, p.scale, True, at.arithmetic)
     return [_attend(at, p), m, lsum]
 
 
 def _backward(at: Subject, shape: Shape) -> Sequence[Tensor]:
     p = packed(at, *shape)
     inputs = (t.cpu() for t in (p.q, p.k, p.v))
-    return with_gradients(lambda q, k, v: attention(q, k, v, p.bounds, p.scale, backend=at.backend), at, *inputs)
+    return with_gradients(lambda q, k, v: _attention(at, q, k, v, p.bounds, p.scale), at, *inputs)
 
 
 def _whole(at: Subject, shape: Shape) -> list[Tensor]:
@@ -134,15 +138,6 @@ def _batches() -> Iterator[Case]:
     yield Case(OP, "heads-cut-over-ranks", partial(_heads, ranks=1), partial(_heads, ranks=4))
 
 
-def _gradients(at: Subject, p: Packed) -> list[Tensor]:
-    return [
-        t.cpu()
-        for t in with_gradients(
-            lambda q, k, v: attention(q, k, v, p.bounds, p.scale, backend=at.backend), at, p.q.cpu(), p.k.cpu(), p.v.cpu()
-        )
-    ]
-
-
 def _apart(at: Subject, shape: Shape, reverse: bool) -> list[Tensor]:
     """Outputs and gradients per sequence, from a batch packed in either order (upstream gradients are ones)."""
     lengths = shape[0]
@@ -165,7 +160,7 @@ def _alone(at: Subject, shape: Shape) -> list[Tensor]:
 
 def _backward_of_ones(at: Subject, p: Packed) -> list[Tensor]:
     leaves = [t.detach().requires_grad_() for t in (p.q, p.k, p.v)]
-    y = attention(*leaves, p.bounds, p.scale, backend=at.backend)
+    y = _attention(at, *leaves, p.bounds, p.scale)
     y.backward(torch.ones_like(y))
     return [y.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
@@ -174,23 +169,23 @@ def _heads(at: Subject, ranks: int) -> list[Tensor]:
     """Ranks of a tensor-parallel group hold neighbouring heads, as views of one tensor."""
     p = packed(at, (150, 106), 8, 4, 64)
     parts = zip(p.q.chunk(ranks, 1), p.k.chunk(ranks, 1), p.v.chunk(ranks, 1), strict=True)
-    return [torch.cat([attention(q, k, v, p.bounds, p.scale, backend=at.backend) for q, k, v in parts], dim=1)]
+    return [torch.cat([_attention(at, q, k, v, p.bounds, p.scale) for q, k, v in parts], dim=1)]
 
 
 def _special(at: Subject) -> list[Tensor]:
     bounds = at.put(torch.tensor([0, 100, ROWS], dtype=torch.int32))
     q, k, v = (at.put(special(ROWS * n, 64, seed=n).view(ROWS, n, 64)) for n in (4, 2, 2))
-    return [attention(q, k, v, bounds, 0.125, backend=at.backend)]
+    return [_attention(at, q, k, v, bounds, 0.125)]
 
 
 def _views(at: Subject) -> list[Tensor]:
     """q, k and v cut out of one projection; rows outside every sequence are poison and give +0."""
-    p = packed(Subject("", "cpu"), (100, 0, 156), 4, 2, 80)
+    p = packed(DEFINITION, (100, 0, 156), 4, 2, 80)
     q, k, v = (at.put(inside(t, (0, 1, 8))) for t in (p.q, p.k, p.v))
-    whole = attention(q, k, v, at.put(inside(p.bounds)), p.scale, backend=at.backend)
+    whole = _attention(at, q, k, v, at.put(inside(p.bounds)), p.scale)
     rows = at.put(inside(p.q, (0, 0, 0), before=0))
     padded = torch.cat([rows, torch.full((9, 4, 80), torch.nan, dtype=rows.dtype, device=rows.device)])
-    return [whole, attention(padded, k, v, at.put(p.bounds), p.scale, backend=at.backend)]
+    return [whole, _attention(at, padded, k, v, at.put(p.bounds), p.scale)]
 
 
 def _some_rows_of_each(at: Subject) -> list[Tensor]:
@@ -203,7 +198,7 @@ def _some_rows_of_each(at: Subject) -> list[Tensor]:
     bounds, cut = p.bounds, at.put(ends)
     return list(
         with_gradients(
-            lambda q, k, v: attention(q, k, v, bounds, p.scale, where, cut, backend=at.backend),
+            lambda q, k, v: _attention(at, q, k, v, bounds, p.scale, where, cut),
             at, p.q.cpu()[rows], p.k.cpu(), p.v.cpu(),
         )
     )  # fmt: skip
@@ -212,7 +207,7 @@ def _some_rows_of_each(at: Subject) -> list[Tensor]:
 def _paged_by_definition(at: Subject) -> list[Tensor]:
     """Pages, tables and lengths inside poison; slots past a request's end hold poison too."""
     lengths, rows, page = (70, 1, 300, 16), (70, 1, 140, 5), 16
-    p = packed(Subject("", "cpu"), lengths, 4, 2, 64)
+    p = packed(DEFINITION, lengths, 4, 2, 64)
     counts = [-(-length // page) for length in lengths]
     cache = torch.full((sum(counts) + 2, 2, page, 128), torch.nan, dtype=torch.bfloat16)
     tables = torch.full((len(lengths), max(counts) + 1), 10**6, dtype=torch.int32)
@@ -224,12 +219,13 @@ def _paged_by_definition(at: Subject) -> list[Tensor]:
     ends = torch.tensor([0, *torch.tensor(rows).cumsum(0).tolist()], dtype=torch.int32)
     arguments = (cache, inside(tables, (0, 2)), inside(torch.tensor(lengths, dtype=torch.int32)), inside(ends))
     q = torch.cat([p.q[last], torch.full((3, 4, 64), torch.nan, dtype=torch.bfloat16)])
-    return [paged_attention(at.put(q), *(at.put(t) for t in arguments), p.scale, backend=at.backend)]
+    placed = (at.put(q), *(at.put(t) for t in arguments))
+    return [paged_attention(*placed, p.scale, **at.how)]
 
 
 def _written(at: Subject) -> list[Tensor]:
     """write_kv touches the slots it was given and nothing else; slots below 0 are skipped."""
-    p = packed(Subject("", "cpu"), (ROWS,), 4, 2, 64)
+    p = packed(DEFINITION, (ROWS,), 4, 2, 64)
     block = torch.arange(40 * 2 * 20 * 128, dtype=torch.int16).view(torch.bfloat16).view(40, 2, 20, 128)
     slots = torch.randperm(40 * 16, generator=torch.Generator().manual_seed(4))[:ROWS]
     slots[::7] = -1
@@ -258,4 +254,4 @@ def _only_rows(at: Subject, shape: Shape) -> list[Tensor]:
     p = packed(at, *shape)
     rows = at.put(_picked(shape[0][0]))
     ends = at.put(torch.tensor([0, ROWS], dtype=torch.int32))
-    return [attention(p.q[rows], p.k, p.v, p.bounds, p.scale, rows.int(), ends, backend=at.backend)]
+    return [_attention(at, p.q[rows], p.k, p.v, p.bounds, p.scale, rows.int(), ends)]

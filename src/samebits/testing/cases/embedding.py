@@ -10,7 +10,7 @@ from torch import Tensor
 
 from samebits.ops.embedding import embedding
 from samebits.testing.cases.case import Case, Subject, against_definition
-from samebits.testing.cases.inputs import ROWS, grown_by_pieces, inside, randint, randn, with_gradients
+from samebits.testing.cases.inputs import ROWS, grown_by_pieces, inside, randint, randn, special, with_gradients
 from samebits.testing.cases.schedules import forced
 
 OP = "embedding"
@@ -23,9 +23,10 @@ def cases() -> Iterator[Case]:
     for tokens in (0, 1, 8192):
         yield against_definition(OP, f"tokens{tokens}", partial(_forward_backward, vocab=50, width=24, tokens=tokens))
     yield against_definition(OP, "ids-that-are-masked", _masked)
+    yield against_definition(OP, "special-values", _special)
     yield against_definition(OP, "views-between-poison", _views)
     yield Case(OP, "rows-cut-over-ranks", partial(_ranks, ranks=1), partial(_ranks, ranks=4))
-    for sizes in ((100, 156), (1,) * ROWS):
+    for sizes in ((96, 160), (1,) * ROWS):
         name = f"weight-gradient-{len(sizes)}-micro-batches"
         yield Case(OP, name, partial(_grown, sizes=(ROWS,)), partial(_grown, sizes=sizes))
     yield from forced(OP, "vocabulary40", partial(_forward_backward, vocab=40, width=72))
@@ -48,6 +49,16 @@ def _masked(at: Subject) -> Sequence[Tensor]:
     ids[::3] = torch.tensor([-100, 40, 152_064, -(2**63), 2**63 - 1]).repeat(ROWS)[: len(ids[::3])]
     placed = at.put(ids)
     return with_gradients(lambda w: embedding(placed, w, backend=at.backend), at, inside(randn(40, 24)), weights=1)
+
+
+def _special(at: Subject) -> list[Tensor]:
+    """A copy keeps the bits of a NaN; a sum that is NaN has those of 0x7fc00000."""
+    ids, table, dy = at.put(randint(0, 40, ROWS)), special(40, 24), special(ROWS, 24, seed=7)
+    weight = at.put(table).requires_grad_()
+    weight.main_grad = at.put(torch.zeros(40, 24))  # type: ignore[attr-defined]
+    y = embedding(ids, weight, backend=at.backend)
+    y.backward(at.put(dy))
+    return [y.detach(), weight.main_grad]  # type: ignore[attr-defined]
 
 
 def _views(at: Subject) -> list[Tensor]:

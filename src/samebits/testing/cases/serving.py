@@ -153,6 +153,5 @@ class _Server:
         write_kv(key, value, self.cache, put(torch.tensor(slots)), backend=self.at.backend)
         seen = torch.tensor([end for _, end in spans.values()], dtype=torch.int32)
         bounds = offsets(tuple(end - begin for begin, end in spans.values()))
-        arguments = (put(tables), put(seen), put(bounds))
-        out = paged_attention(self.p.q[rows], self.cache, *arguments, self.p.scale, backend=self.at.backend)
-        self.out[rows] = out
+        arguments = (self.p.q[rows], self.cache, put(tables), put(seen), put(bounds), self.p.scale)
+        self.out[rows] = paged_attention(*arguments, **self.at.how)
