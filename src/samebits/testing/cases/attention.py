@@ -33,7 +33,7 @@ def cases() -> Iterator[Case]:
         name = _name(*shape)
         yield against_definition(OP, name, partial(_forward, shape=shape))
         if max(shape[0]) <= 256:
-            yield against_definition(OP, f"{name}-backward", partial(_backward, shape=shape))
+            yield against_definition(OP, f"{name}-gradients", partial(_backward, shape=shape))
     yield against_definition(OP, "special-values", _special)
     yield against_definition(OP, "views-between-poison", _views)
     yield against_definition(OP, "rows-of-a-rank", _some_rows_of_each)
@@ -61,7 +61,7 @@ def cases() -> Iterator[Case]:
             long=long,
         )
     yield from forced(OP, "lengths600", partial(_forward, shape=SHAPES[1]))
-    yield from forced(OP, "lengths1+150+64+41-backward", partial(_backward, shape=SHAPES[0]))
+    yield from forced(OP, "lengths1+150+64+41-gradients", partial(_backward, shape=SHAPES[0]))
 
 
 Shape = tuple[tuple[int, ...], int, int, int]

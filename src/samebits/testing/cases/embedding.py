@@ -19,7 +19,7 @@ OP = "embedding"
 def cases() -> Iterator[Case]:
     for vocab, width in ((1, 72), (2, 72), (40, 72), (32_000, 16), (151_936, 4), (152_064, 4)):
         yield against_definition(OP, f"vocabulary{vocab}", partial(_forward_backward, vocab=vocab, width=width))
-    yield against_definition(OP, "rows40", partial(_forward_backward, vocab=40, width=72, start=10))
+    yield against_definition(OP, "start10", partial(_forward_backward, vocab=40, width=72, start=10))
     for tokens in (0, 1, 8192):
         yield against_definition(OP, f"tokens{tokens}", partial(_forward_backward, vocab=50, width=24, tokens=tokens))
     yield against_definition(OP, "ids-that-are-masked", _masked)

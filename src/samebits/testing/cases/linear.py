@@ -41,15 +41,15 @@ BIG = 8192  # rows
 
 def cases() -> Iterator[Case]:
     for rows, outs, width, segments in SHAPES:
-        shape = f"rows{rows}-outputs{outs}-width{width}-segments{segments}"
+        shape = f"rows{rows}-outputs{outs}-inner{width}-segments{segments}"
         parameters = {"rows": rows, "outs": outs, "width": width, "segments": segments}
         yield against_definition(OP, shape, partial(_forward, **parameters))
-        yield against_definition(OP, f"{shape}-backward", partial(_backward, **parameters))
+        yield against_definition(OP, f"{shape}-gradients", partial(_backward, **parameters))
     yield against_definition(OP, "special-values", _special)
-    yield against_definition(OP, "special-values-backward", _special_backward)
+    yield against_definition(OP, "special-values-gradients", _special_backward)
     yield against_definition(OP, "views-between-poison", _views)
     for rows, outs, width, long in ((4096, 160, 384, False), (BIG, 96, 520, False), (BIG, 1030, 1031, True)):
-        name = f"rows{rows}-outputs{outs}-width{width}"
+        name = f"rows{rows}-outputs{outs}-inner{width}"
         yield Case(
             OP,
             f"{name}-some-rows",
@@ -66,8 +66,8 @@ def cases() -> Iterator[Case]:
             long=long,
         )
     yield from _cuts()
-    yield from forced(OP, "width520", partial(_forward, rows=ROWS, outs=100, width=520, segments=2))
-    yield from forced(OP, "width520-backward", partial(_backward, rows=ROWS, outs=100, width=520, segments=2))
+    yield from forced(OP, "inner520", partial(_forward, rows=ROWS, outs=100, width=520, segments=2))
+    yield from forced(OP, "inner520-gradients", partial(_backward, rows=ROWS, outs=100, width=520, segments=2))
     yield from forced(OP, "rows5", partial(_forward, rows=5, outs=300, width=520, segments=1))
 
 
@@ -139,7 +139,7 @@ def _cut_rows(at: Subject, rows: int, outs: int, width: int, sizes: Sequence[int
 
 def _cuts() -> Iterator[Case]:
     for rows, outs, width, segments in SHAPES[:4]:
-        name = f"rows{rows}-outputs{outs}-width{width}-segments{segments}-one-row-at-a-time"
+        name = f"rows{rows}-outputs{outs}-inner{width}-segments{segments}-one-row-at-a-time"
         whole = partial(_one_batch, rows=rows, outs=outs, width=width, segments=segments, size=rows)
         single = partial(_one_batch, rows=rows, outs=outs, width=width, segments=segments, size=1)
         yield Case(OP, name, whole, single)

@@ -23,7 +23,7 @@ SOME = 24  # rows of a big vocabulary that are compared with the definition
 
 def cases() -> Iterator[Case]:
     for vocab, temperature in ((1, 0.7), (2, 1.3), (500, 1.0), (512, 0.7), (3000, 1.3)):
-        name = f"vocabulary{vocab}-temperature{temperature}"
+        name = f"logits{vocab}-temperature{temperature}"
         yield against_definition(OP, name, partial(_scores, vocab=vocab, temperature=temperature))
         yield Case(
             OP,
@@ -32,25 +32,25 @@ def cases() -> Iterator[Case]:
             partial(_states, vocab=vocab, temperature=temperature, permuted=True),
         )
     for temperature in TEMPERATURES:
-        yield against_definition(OP, f"fused-temperature{temperature}", partial(_fused, temperature=temperature))
+        yield against_definition(OP, f"head-temperature{temperature}", partial(_fused, temperature=temperature))
         yield Case(
             OP,
-            f"fused-temperature{temperature}-like-logits",
+            f"head-temperature{temperature}-like-logits",
             partial(_fused_scores, temperature=temperature),
             partial(_scores_of_logits, temperature=temperature),
         )
-    yield against_definition(OP, "fused-temperature-per-row", partial(_fused, temperature=None))
-    yield against_definition(OP, "fused-with-bias", _with_bias)
+    yield against_definition(OP, "head-temperature-per-row", partial(_fused, temperature=None))
+    yield against_definition(OP, "head-with-bias", _with_bias)
     for rows in (0, 1):
-        yield against_definition(OP, f"fused-rows{rows}", partial(_fused, temperature=0.7, rows=rows))
+        yield against_definition(OP, f"head-rows{rows}", partial(_fused, temperature=0.7, rows=rows))
     yield against_definition(OP, "special-logits", _special)
     yield against_definition(OP, "targets-that-are-masked", _masked)
     yield against_definition(OP, "padding-is-poison", _padding)
     yield against_definition(OP, "views-between-poison", _views)
     yield from _big()
     yield from _cuts()
-    yield from forced(OP, "vocabulary3000", partial(_scores, vocab=3000, temperature=0.7))
-    yield from forced(OP, "fused", partial(_fused, temperature=0.7))
+    yield from forced(OP, "logits3000", partial(_scores, vocab=3000, temperature=0.7))
+    yield from forced(OP, "head", partial(_fused, temperature=0.7))
 
 
 def _linear_logp(

@@ -21,15 +21,15 @@ def cases() -> Iterator[Case]:
     for width in (1, 5, 64, 127, 128, 1000, 4096):
         long = width == 4096
         yield against_definition(OP, f"width{width}", partial(_forward, width=width), long)
-        yield against_definition(OP, f"width{width}-backward", partial(_backward, width=width), long)
+        yield against_definition(OP, f"width{width}-gradients", partial(_backward, width=width), long)
     for rows in (0, 1, 7):
         yield against_definition(OP, f"rows{rows}", partial(_forward, rows=rows, width=200))
-        yield against_definition(OP, f"rows{rows}-backward", partial(_backward, rows=rows, width=200))
+        yield against_definition(OP, f"rows{rows}-gradients", partial(_backward, rows=rows, width=200))
     # dx is rounded to bf16, which hides a last bit of fp32 in all but one of some 10^5 elements: a large case
-    yield against_definition(OP, "rows4096-backward", partial(_backward, rows=4096, width=256))
+    yield against_definition(OP, "rows4096-gradients", partial(_backward, rows=4096, width=256))
     yield against_definition(OP, "rows8192", partial(_forward, rows=8192, width=96))
     yield against_definition(OP, "special-values", _special)
-    yield against_definition(OP, "special-values-backward", _special_backward)
+    yield against_definition(OP, "special-values-gradients", _special_backward)
     yield against_definition(OP, "views-between-poison", _views)
     for rows, width, size in ((ROWS, 64, 1), (ROWS, 127, 1), (ROWS, 1000, 1), (4096, 256, 255), (8192, 200, 4096)):
         yield Case(
@@ -42,7 +42,7 @@ def cases() -> Iterator[Case]:
         name = f"weight-gradient-{len(sizes)}-micro-batches"
         yield Case(OP, name, partial(_grown, sizes=(ROWS,)), partial(_grown, sizes=sizes))
     yield from forced(OP, "width1000", partial(_forward, width=1000))
-    yield from forced(OP, "width1000-backward", partial(_backward, width=1000))
+    yield from forced(OP, "width1000-gradients", partial(_backward, width=1000))
 
 
 def _forward(at: Subject, width: int, rows: int = ROWS) -> list[Tensor]:

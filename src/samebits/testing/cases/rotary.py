@@ -23,7 +23,7 @@ def cases() -> Iterator[Case]:
     for rows in (0, 1):
         yield against_definition(OP, f"rows{rows}", partial(_forward_backward, width=64, rows=rows))
     # a last bit of fp32 shows in one of some 10^5 outputs rounded to bf16, so these cases are large
-    yield against_definition(OP, "width64", partial(_forward_backward, width=64, rows=4096, heads=6))
+    yield against_definition(OP, "rows4096", partial(_forward_backward, width=64, rows=4096, heads=6))
     yield against_definition(OP, "rows8192", partial(_forward_backward, width=64, rows=8192, heads=2))
     yield against_definition(OP, "special-values", _special)
     yield against_definition(OP, "views-between-poison", _views)

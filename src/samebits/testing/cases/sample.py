@@ -19,16 +19,16 @@ TEMPERATURES = (0.0, 0.2, 0.7, 1.0, 1.3, 2.0)
 
 def cases() -> Iterator[Case]:
     for temperature in TEMPERATURES:
-        yield against_definition(OP, f"temperature{temperature}", partial(_draw, temperature=temperature))
-    yield against_definition(OP, "temperature-per-row", partial(_draw, temperature=None))
+        yield against_definition(OP, f"at-temperature{temperature}", partial(_draw, temperature=temperature))
+    yield against_definition(OP, "at-temperature-per-row", partial(_draw, temperature=None))
     for vocab, long in ((1, False), (2, False), (32_000, True)):
-        yield against_definition(OP, f"vocabulary{vocab}", partial(_draw, temperature=0.7, vocab=vocab), long)
-    yield against_definition(OP, "greedy-with-ties", partial(_draw, temperature=0.0, rounded=True))
+        yield against_definition(OP, f"logits{vocab}", partial(_draw, temperature=0.7, vocab=vocab), long)
+    yield against_definition(OP, "greedy-among-equals", partial(_draw, temperature=0.0, rounded=True))
     yield against_definition(OP, "views-between-poison", _views)
     for size in (1, 100):
         left, right = partial(_draw, temperature=None), partial(_draw, temperature=None, size=size)
         yield Case(OP, f"{size}-rows-at-a-time", left, right)
-    yield from forced(OP, "temperature-per-row", partial(_draw, temperature=None))
+    yield from forced(OP, "at-temperature-per-row", partial(_draw, temperature=None))
 
 
 def _seeds() -> Tensor:
