@@ -15,7 +15,9 @@ from samebits.testing.cases.schedules import forced
 from samebits.testing.cases.serving import Packed, Serving, packed, serve
 
 OP = "attention"
-SHAPES = (  # lengths, query heads, kv heads, head_dim
+Shape = tuple[tuple[int, ...], int, int, int]
+
+SHAPES: tuple[Shape, ...] = (  # lengths, query heads, kv heads, head_dim
     ((1, 150, 64, 41), 4, 2, 64),
     ((600,), 2, 1, 32),
     ((90, 0, 20, 1, 146), 4, 1, 80),
@@ -64,15 +66,21 @@ def cases() -> Iterator[Case]:
     yield from forced(OP, "lengths1+150+64+41-gradients", partial(_backward, shape=SHAPES[0]))
 
 
-Shape = tuple[tuple[int, ...], int, int, int]
-
-
 def _name(lengths: Sequence[int], heads: int, kv_heads: int, dim: int) -> str:
     return f"lengths{'+'.join(map(str, lengths))}-heads{heads}x{kv_heads}-dim{dim}"
 
 
-def _attention(at: Subject, q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, scale: float, *rows: Tensor) -> Tensor:
-    return attention(q, k, v, bounds, scale, *rows, **at.how)
+def _attention(
+    at: Subject,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bounds: Tensor,
+    scale: float,
+    positions: Tensor | None = None,
+    rows: Tensor | None = None,
+) -> Tensor:
+    return attention(q, k, v, bounds, scale, positions, rows, **at.how)
 
 
 def _attend(at: Subject, p: Packed) -> Tensor:
@@ -107,7 +115,7 @@ def _served() -> Iterator[Case]:
             name = f"{_name(*shape)}-pages-of-{page}-pieces-of-{piece}"
             right = partial(_from_pages, shape=shape, serving=Serving(page, piece))
             yield Case(OP, name, partial(_whole, shape=shape), right)
-    decode = ((70, 30), 4, 2, 64)
+    decode: Shape = ((70, 30), 4, 2, 64)
     ways = {
         "one-token-at-a-time": Serving(page=16, piece=1),
         "prefill-and-decode-in-one-batch": Serving(page=16, piece=64, staggered=True),
@@ -116,8 +124,8 @@ def _served() -> Iterator[Case]:
         "pages-with-other-strides": Serving(page=16, piece=50, margin=3),
     }
     for name, serving in ways.items():
-        shape = decode if serving.piece == 1 else SHAPES[0]
-        yield Case(OP, name, partial(_whole, shape=shape), partial(_from_pages, shape=shape, serving=serving))
+        which = decode if serving.piece == 1 else SHAPES[0]
+        yield Case(OP, name, partial(_whole, shape=which), partial(_from_pages, shape=which, serving=serving))
     yield Case(OP, "reused-prefix", partial(_prefix, shared=False), partial(_prefix, shared=True))
 
 
@@ -159,10 +167,10 @@ def _alone(at: Subject, shape: Shape) -> list[Tensor]:
 
 
 def _backward_of_ones(at: Subject, p: Packed) -> list[Tensor]:
-    leaves = [t.detach().requires_grad_() for t in (p.q, p.k, p.v)]
-    y = _attention(at, *leaves, p.bounds, p.scale)
+    q, k, v = (t.detach().requires_grad_() for t in (p.q, p.k, p.v))
+    y = _attention(at, q, k, v, p.bounds, p.scale)
     y.backward(torch.ones_like(y))
-    return [y.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+    return [y.detach(), *(leaf.grad for leaf in (q, k, v) if leaf.grad is not None)]
 
 
 def _heads(at: Subject, ranks: int) -> list[Tensor]:
@@ -217,10 +225,9 @@ def _paged_by_definition(at: Subject) -> list[Tensor]:
             cache[pages[j // page], :, j % page] = torch.cat([p.k[p.starts[b] + j], p.v[p.starts[b] + j]], -1)
     last = torch.cat([torch.arange(s + n - r, s + n) for s, n, r in zip(p.starts, lengths, rows, strict=True)])
     ends = torch.tensor([0, *torch.tensor(rows).cumsum(0).tolist()], dtype=torch.int32)
-    arguments = (cache, inside(tables, (0, 2)), inside(torch.tensor(lengths, dtype=torch.int32)), inside(ends))
     q = torch.cat([p.q[last], torch.full((3, 4, 64), torch.nan, dtype=torch.bfloat16)])
-    placed = (at.put(q), *(at.put(t) for t in arguments))
-    return [paged_attention(*placed, p.scale, **at.how)]
+    table, seen = at.put(inside(tables, (0, 2))), at.put(inside(torch.tensor(lengths, dtype=torch.int32)))
+    return [paged_attention(at.put(q), at.put(cache), table, seen, at.put(inside(ends)), p.scale, **at.how)]
 
 
 def _written(at: Subject) -> list[Tensor]:

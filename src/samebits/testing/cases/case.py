@@ -40,7 +40,7 @@ class Subject:
             return tensor
         moved = tensor.new_empty(0, device=self.device)
         storage = tensor.untyped_storage().to(device=self.device)
-        return moved.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[arg-type]
+        return moved.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 DEFINITION = Subject("reference")

@@ -27,7 +27,7 @@ class OutOfBounds(AssertionError):
 
 class _Guarded(TorchDispatchMode):
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.blocks: list[tuple[Tensor, int, tuple[int, ...], torch.dtype]] = []
 
     def __torch_dispatch__(

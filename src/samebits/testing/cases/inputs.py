@@ -85,7 +85,8 @@ def with_gradients(
     y = function(*leaves)
     upstream = torch.randn(y.shape, generator=generator(99)).to(y.dtype)
     y.backward(at.put(upstream))
-    return (y.detach(), *(getattr(leaf, "main_grad", leaf.grad) for leaf in leaves))
+    gradients: list[Tensor] = [getattr(leaf, "main_grad", leaf.grad) for leaf in leaves]
+    return (y.detach(), *gradients)
 
 
 def grown_by_pieces(

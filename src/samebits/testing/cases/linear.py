@@ -42,9 +42,10 @@ BIG = 8192  # rows
 def cases() -> Iterator[Case]:
     for rows, outs, width, segments in SHAPES:
         shape = f"rows{rows}-outputs{outs}-inner{width}-segments{segments}"
-        parameters = {"rows": rows, "outs": outs, "width": width, "segments": segments}
-        yield against_definition(OP, shape, partial(_forward, **parameters))
-        yield against_definition(OP, f"{shape}-gradients", partial(_backward, **parameters))
+        forward = partial(_forward, rows=rows, outs=outs, width=width, segments=segments)
+        backward = partial(_backward, rows=rows, outs=outs, width=width, segments=segments)
+        yield against_definition(OP, shape, forward)
+        yield against_definition(OP, f"{shape}-gradients", backward)
     yield against_definition(OP, "special-values", _special)
     yield against_definition(OP, "special-values-gradients", _special_backward)
     yield against_definition(OP, "views-between-poison", _views)

@@ -173,16 +173,12 @@ def _big() -> Iterator[Case]:
     for real, padded in BIG:
         for temperature in (1.0, 0.7):
             name = f"vocabulary{real}-of-{padded}-temperature{temperature}"
-            parameters = {"real": real, "padded": padded, "temperature": temperature}
-            some = partial(_wide, **parameters, rows=SOME)
-            yield against_definition(OP, f"{name}-some-rows", some, long=temperature != 1.0)
-            yield Case(
-                OP,
-                f"{name}-tiles",
-                partial(_wide, **parameters, rows=ROWS),
-                partial(_wide_in_tiles, **parameters, tile=4001),
-                long=temperature != 1.0,
-            )
+            long = temperature != 1.0
+            some = partial(_wide, real=real, padded=padded, temperature=temperature, rows=SOME)
+            whole = partial(_wide, real=real, padded=padded, temperature=temperature, rows=ROWS)
+            tiles = partial(_wide_in_tiles, real=real, padded=padded, temperature=temperature, tile=4001)
+            yield against_definition(OP, f"{name}-some-rows", some, long)
+            yield Case(OP, f"{name}-tiles", whole, tiles, long=long)
 
 
 def _wide(at: Subject, real: int, padded: int, temperature: float, rows: int) -> list[Tensor]:

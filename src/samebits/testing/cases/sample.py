@@ -41,9 +41,10 @@ def _draw(
     """Tokens and their log-probabilities; without a temperature another one in each row, 0 included."""
     logits = 3 * torch.randn(ROWS, vocab, generator=generator(vocab))
     each = torch.tensor(TEMPERATURES).repeat(ROWS)[:ROWS] if temperature is None else torch.full((ROWS,), temperature)
-    columns = (logits.round() if rounded else logits, each, _seeds(), randint(0, 50, ROWS))
-    parts = zip(*(at.put(column).split(size) for column in columns), strict=True)
-    drawn = [sample_and_logprob(*part, backend=at.backend) for part in parts]
+    given = at.put(logits.round() if rounded else logits)
+    each, seeds, positions = at.put(each), at.put(_seeds()), at.put(randint(0, 50, ROWS))
+    parts = (slice(begin, begin + size) for begin in range(0, ROWS, size))
+    drawn = [sample_and_logprob(given[p], each[p], seeds[p], positions[p], backend=at.backend) for p in parts]
     return [torch.cat(column) for column in zip(*drawn, strict=True)]
 
 
