@@ -85,8 +85,8 @@ def with_gradients(
     y = function(*leaves)
     upstream = torch.randn(y.shape, generator=generator(99)).to(y.dtype)
     y.backward(at.put(upstream))
-    gradients: list[Tensor] = [getattr(leaf, "main_grad", leaf.grad) for leaf in leaves]
-    return (y.detach(), *gradients)
+    gradients = (leaf.main_grad if hasattr(leaf, "main_grad") else leaf.grad for leaf in leaves)
+    return (y.detach(), *(gradient for gradient in gradients if gradient is not None))
 
 
 def grown_by_pieces(

@@ -41,6 +41,8 @@ def cases() -> Iterator[Case]:
         )
     yield against_definition(OP, "head-temperature-per-row", partial(_fused, temperature=None))
     yield against_definition(OP, "head-with-bias", _with_bias)
+    # kernels hold the gradients of some columns at a time
+    yield against_definition(OP, "head-gradients-of-2600-columns", _many_columns)
     for rows in (0, 1):
         yield against_definition(OP, f"head-rows{rows}", partial(_fused, temperature=0.7, rows=rows))
     yield against_definition(OP, "special-logits", _special)
@@ -123,6 +125,12 @@ def _with_bias(at: Subject) -> Sequence[Tensor]:
         lambda h, w, b: _linear_logp(at, h, w, targets, 0.7, b),
         at, hidden, weight, randn(700, seed=3), weights=2,
     )  # fmt: skip
+
+
+def _many_columns(at: Subject) -> Sequence[Tensor]:
+    hidden, weight = randn(ROWS, 24), randn(2600, 24, seed=1)
+    targets = at.put(_targets(ROWS, 2600))
+    return with_gradients(lambda h, w: _linear_logp(at, h, w, targets, 0.7, real=2600), at, hidden, weight, weights=1)
 
 
 def _special(at: Subject) -> list[Tensor]:
