@@ -30,9 +30,9 @@ types: env
 unit: env
 	$(BIN)/python -m pytest
 
-## conformance: the cases of every operator, and the primitives over all 2^32 inputs
+## conformance: the cases of every operator, long ones too, and the primitives over all 2^32 inputs
 conformance: env
-	$(BIN)/python -m pytest tests/ops/test_conformance.py
+	$(BIN)/python -m samebits.testing.conformance --long
 	$(BIN)/python -m samebits.testing.sweep
 
 ## sabotage: build every kernel wrongly, one fault at a time, and see each one caught
