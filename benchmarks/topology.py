@@ -36,12 +36,13 @@ def samebits(*words: str) -> int:
 def run_matrix(file: Path, folder: Path) -> None:
     """Runs the matrix and saves its record."""
     code = samebits("run", "--matrix", str(file), "--matrix-dir", str(folder))
+    if code not in (0, 1):
+        sys.exit(f"the matrix ended with {code}: call again, what is done is taken over")
     record = json.loads((folder / "matrix.json").read_text())
     command = f"samebits run --matrix {file.as_posix()}"
     # where the model lay is of no interest elsewhere; its shape is in the record
     job = {key: value for key, value in record["job"].items() if key != "model"}
     save("topology", {"command": command, **provenance(), **record, "job": job})
-    print(f"exit code {code}")
 
 
 def run_reference(steps: int, folder: Path) -> None:
