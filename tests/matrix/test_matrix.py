@@ -29,7 +29,7 @@ def without(text: str, *layouts: str) -> str:
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `make matrix` compares, without a trainer of four ranks and without two engines, which have a test of theirs."""
+    """What `make matrix` compares, without its four trainer ranks and its two engines, which have their own tests."""
     target = tmp_path_factory.mktemp("file") / "small.toml"
     target.write_text(without((ROOT / "recipes/topology.toml").read_text(), "trainer.tp4", "rollout.engines2"))
     return target
