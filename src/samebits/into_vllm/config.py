@@ -9,6 +9,7 @@ from typing import Any, Literal
 from samebits.timeline.types import WeightVersion
 
 Route = Literal["R", "P"]
+Device = Literal["cpu", "cuda"]
 GROUPS = ("attention", "ffn", "logp")
 
 
