@@ -36,8 +36,9 @@ def held_contract(
 ) -> dict[str, Any]:
     """The run contract that this process computes by, as data.
 
-    `boundaries`, `segments`, `arithmetic` and the constants in `model` are the process's own. Constants of the model that
-    `agreed` names and this process doesn't hold (an engine gets the temperature with each request) are taken from it.
+    `boundaries`, `segments`, `arithmetic` and the constants in `model` are the process's own. Constants of the model
+    that `agreed` names and this process doesn't hold (an engine gets the temperature with each request) are taken
+    from it.
     """
     own = model or {}
     constants = {name: own.get(name, value) for name, value in agreed.get("model", {}).items()}
