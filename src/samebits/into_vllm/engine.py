@@ -201,6 +201,7 @@ def _arguments(config: EngineConfig, plan: RoutePlan) -> dict[str, Any]:
     processors = ["samebits.into_vllm.sampling:SampleKeys"] if config.case.logp == "R" else []
     processors += ["samebits.into_vllm.forced:ForcedTokens"] if config.forced else []
     return {
+        **(_gpu_arguments(config) if config.device == "cuda" else {}),
         "model": config.model,
         "load_format": "samebits",
         "worker_extension_cls": "samebits.into_vllm.worker.SamebitsWorker",
