@@ -64,7 +64,7 @@ def run(
     train_cp: Annotated[Whole, typer.Option(help="Trainer's context parallelism.")] = None,
     rollout_engines: Annotated[Whole, typer.Option(help="vLLM engines.")] = None,
     rollout_tp: Annotated[Whole, typer.Option(help="Tensor parallelism of an engine.")] = None,
-    native_compile: Annotated[Optional[bool], typer.Option(help="Native vLLM, compiled: unproven.")] = None,  # noqa: UP045
+    native_compile: Annotated[Optional[bool], typer.Option(help="Native vLLM in its compiled mode.")] = None,  # noqa: UP045
     max_tp: Annotated[Whole, typer.Option(help="K segments of row-parallel layers.")] = None,
     threads: Annotated[Whole, typer.Option(help="CPU threads per process; 0: a fair share.")] = None,
     start_timeout: Annotated[Real, typer.Option(help="Seconds to start.")] = None,

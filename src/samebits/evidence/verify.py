@@ -17,7 +17,7 @@ from typing import Any
 
 from samebits.contract import digest_of
 from samebits.evidence.compare import compare
-from samebits.evidence.routes import check_routes
+from samebits.evidence.routes import check_routes, process_name
 from samebits.evidence.sidecar import StepSample, read_step, sidecar_name
 from samebits.evidence.store import (
     MANIFEST,
@@ -234,6 +234,10 @@ def _check_route_files(run: Path, manifest: Mapping[str, Any], events: tuple[Eve
     )
     if problems:
         raise _Fault(problems[0])
+    wanted = "compiled" if manifest["config"].get("native_compile") else "eager"
+    for record in records:
+        if record["role"] == "rollout" and record.get("mode") != wanted:
+            raise _Fault(f"route record of {process_name(record)}: ran {record.get('mode')}, declared is {wanted}")
 
 
 def describe(verification: Verification) -> str:

@@ -212,6 +212,7 @@ def _arguments(config: EngineConfig, plan: RoutePlan) -> dict[str, Any]:
         "dtype": "bfloat16",
         "skip_tokenizer_init": True,
         "enforce_eager": not config.compiled,
+        **_compiler(config),
         "generation_config": "vllm",
         "seed": config.seed,
         "max_model_len": config.max_model_len,
@@ -225,6 +226,15 @@ def _arguments(config: EngineConfig, plan: RoutePlan) -> dict[str, Any]:
     }
 
 
+def _compiler(config: EngineConfig) -> dict[str, Any]:
+    """The compiled mode as it is, with a witness of what it compiles."""
+    if not config.compiled:
+        return {}
+    from samebits.into_vllm.compiled import inductor_settings
+
+    return {"compilation_config": {"inductor_compile_config": inductor_settings()}}
+
+
 def _environment(config: EngineConfig, plan: RoutePlan, cpus: Sequence[int], threads: int) -> dict[str, str]:
     """Variables that torch, vLLM and the plugin read, here and in the workers."""
     shares = [[cpus[(rank * threads + i) % len(cpus)] for i in range(threads)] for rank in range(config.tp)]
@@ -236,6 +246,8 @@ def _environment(config: EngineConfig, plan: RoutePlan, cpus: Sequence[int], thr
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_CPU_OMP_THREADS_BIND": bind if config.tp > 1 else "nobind",
         "VLLM_NO_USAGE_STATS": "1",
+        # A whole compiled model from vLLM's own cache would come without its graphs.
+        **({"VLLM_USE_AOT_COMPILE": "0"} if config.compiled else {}),
         "VLLM_LOGGING_LEVEL": "WARNING",
         "OMP_NUM_THREADS": str(_torch_threads(config, threads)),
         "HF_HUB_OFFLINE": "1",

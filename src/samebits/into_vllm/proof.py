@@ -18,6 +18,7 @@ from samebits.ops.boundaries import BOUNDARIES
 
 if TYPE_CHECKING:
     from samebits.into_vllm.loader import WorkerState
+    from samebits.into_vllm.routing import RoutedModule
 
 
 class ProofMissing(RuntimeError):
@@ -44,9 +45,10 @@ def route_record(state: WorkerState, rank: int, sampler: Any, model: str) -> dic
         "contract": digest_of(held) if held else "",
         "contract_content": held,
         "segments": plan.segments,
+        "graphs": graph_identities() if plan.compiled else [],
         "straight": state.decoder is not None,
         "modules": {
-            **{one.name: _module_record(one.place, one.route, one.implementation, one.calls) for one in state.modules},
+            **{one.name: _routed_record(one) for one in state.modules},
             SAMPLER.pattern: _module_record(
                 SAMPLER, plan.route(SAMPLER.group), class_name(sampler), getattr(sampler, "calls", [0])[0]
             ),
@@ -65,12 +67,24 @@ def route_record(state: WorkerState, rank: int, sampler: Any, model: str) -> dic
     }
 
 
+def graph_identities() -> list[dict[str, Any]]:
+    """The compiled graphs of this process without their modules, which carry their own nodes."""
+    from samebits.into_vllm.compiled import graphs
+
+    return [{name: graph[name] for name in ("digest", "nodes", "samebits")} for graph in graphs()]
+
+
 def _held_contract(plan: RoutePlan, model: str) -> dict[str, Any]:
     """The run contract that this process computes by; empty on an engine that serves none."""
     if not plan.contract:
         return {}
     shape = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
     return held_contract(plan.contract, BOUNDARIES, segments=plan.segments, model=model_constants(shape))
+
+
+def _routed_record(one: RoutedModule) -> dict[str, Any]:
+    record = _module_record(one.place, one.route, one.implementation, one.calls)
+    return record if one.nodes is None else {**record, "nodes": one.nodes}
 
 
 def _module_record(place: Place, route: str, implementation: str, calls: int) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class RunConfig(BaseModel):
     train_cp: int = Field(1, ge=1, description="context-parallel ranks of the trainer")
     rollout_engines: int = Field(1, ge=1, description="vLLM engines")
     rollout_tp: int = Field(1, ge=1, description="tensor-parallel workers of each engine")
-    native_compile: bool = Field(False, description="native vLLM, compiled: faster, but unproven (cannot tell)")
+    native_compile: bool = Field(False, description="native vLLM, compiled: faster per token, slow to start")
     max_tp: int | None = Field(None, ge=1, description="K segments of row-parallel layers; the larger TP if unset")
     threads: int = Field(0, ge=0, description="CPU threads of one engine or trainer; 0: all that are free")
 

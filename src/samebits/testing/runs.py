@@ -122,15 +122,22 @@ def _evaluated(record: Recorder, step: int) -> None:
 
 def _route(role: str, case: str) -> dict[str, Any]:
     route = case.split("/")[POSITION[role]]
+    code = "samebits.into_vllm.layers.Routed" if route == "R" else "vllm.model_executor.layers.linear.Linear"
     return {
         "role": role,
         "engine": 0,
         "rank": 0,
+        "mode": "eager",
         "contract": CONTRACT.digest() if route == "R" else "",
         "contract_content": CONTRACT.as_data() if route == "R" else {},
-        "modules": {f"{group}.first": {"group": group, "route": route, "calls": 4} for group in MODULES},
-        "counters": {"linear": 12} if route == "R" else {},
+        "modules": {f"{group}.first": _module(group, route, code) for group in MODULES},
+        "counters": {"linear": 12 if route == "R" else 0},
+        "kernels": "ab" * 32,
     }
+
+
+def _module(group: str, route: str, code: str) -> dict[str, Any]:
+    return {"group": group, "boundary": "linear", "route": route, "implementation": code, "calls": 4}
 
 
 def _manifest(case: str, steps: int) -> dict[str, Any]:
