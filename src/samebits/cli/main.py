@@ -67,6 +67,9 @@ def run(
     native_compile: Annotated[Optional[bool], typer.Option(help="Native vLLM in its compiled mode.")] = None,  # noqa: UP045
     max_tp: Annotated[Whole, typer.Option(help="K segments of row-parallel layers.")] = None,
     threads: Annotated[Whole, typer.Option(help="CPU threads per process; 0: a fair share.")] = None,
+    tensorboard: Annotated[Optional[bool], typer.Option(help="TensorBoard files in RUN_DIR/tracking.")] = None,  # noqa: UP045
+    wandb: Annotated[Text, typer.Option(help="Weights & Biases: off, offline or online.")] = None,
+    wandb_project: Annotated[Text, typer.Option(help="Its project name.")] = None,
     start_timeout: Annotated[Real, typer.Option(help="Seconds to start.")] = None,
     step_timeout: Annotated[Real, typer.Option(help="Seconds per call.")] = None,
 ) -> None:

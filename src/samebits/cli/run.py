@@ -16,7 +16,9 @@ from samebits.evidence.verdict import Verdict
 from samebits.evidence.verify import Verification, verify
 from samebits.rl.config import RunConfig, load_config, to_toml
 from samebits.rl.inputs import resolve_inputs
+from samebits.rl.loggers import check_loggers, loggers
 from samebits.rl.protocols import RunFailed
+from samebits.timeline.events import Event
 
 INTERRUPTED = 130
 
@@ -77,6 +79,7 @@ def _printed(config: RunConfig, form: str) -> str:
 def _run(config: RunConfig) -> int:
     # Bad input is named before torch is loaded for those who have to read the error.
     resolve_inputs(config)
+    check_loggers(config)
     from samebits.cli.progress import Watch
     from samebits.cli.wiring import parts
     from samebits.report import write_report
@@ -86,8 +89,13 @@ def _run(config: RunConfig) -> int:
         signal.signal(number, interrupt)
     # A killed process leaves semaphores behind; Python's tracker removes them, and need not say so here.
     env.export({"PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker"})
-    with Watch() as watch:
-        run_job(config, parts(), watch)
+    with Watch() as watch, loggers(config) as log:
+
+        def both(event: Event) -> None:
+            watch(event)
+            log(event)
+
+        run_job(config, parts(), both)
     run = Path(str(config.run_dir))
     found = verify(run)
     typer.echo(conclusion(config, found))

@@ -80,7 +80,8 @@ def run_loop(job: Job, record: Recorder) -> None:
             result = train_step(job, step, rollouts, advantages)
         with clock.phase("compare"):
             record.add(trained(result, version))
-            record.compared(step, version.counter, step_samples(rollouts, result, rewards, advantages))
+            samples = step_samples(rollouts, result, rewards, advantages)
+            record.compared(step, version.counter, samples, config.clip_ratio)
         with clock.phase("publish"):
             version = publish(job, record, step)
         tokens = sum(len(rollout.token_ids) for rollout in rollouts)

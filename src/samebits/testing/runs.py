@@ -18,6 +18,7 @@ from samebits.timeline.types import Rollout, SampleKey, WeightVersion
 MODULES = ("attention", "ffn", "logp")
 CONTRACT = run_contract((), segments=1)
 PROMPTS, SAMPLES = 2, 3
+CLIP = 0.2
 
 
 def write_run(
@@ -104,7 +105,7 @@ def _write_step(record: Recorder, step: int, version: WeightVersion, case: str, 
             seconds={"forward": 0.4, "backward": 0.5, "optimizer": 0.1},
         )
     )
-    record.compared(step, version.counter, samples)
+    record.compared(step, version.counter, samples, CLIP)
 
 
 def _length(row: int) -> int:
@@ -145,6 +146,7 @@ def _manifest(case: str, steps: int) -> dict[str, Any]:
         "schema": MANIFEST_SCHEMA,
         "config": {
             "case": case,
+            "clip_ratio": CLIP,
             "num_rollout": steps,
             "global_batch_size": PROMPTS * SAMPLES,
             "rollout_engines": 1,
