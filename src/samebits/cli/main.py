@@ -25,6 +25,10 @@ app.add_typer(bench_app, name="bench")
 Text = Optional[str]  # noqa: UP045
 Whole = Optional[int]  # noqa: UP045
 Real = Optional[float]  # noqa: UP045
+Switch = Optional[bool]  # noqa: UP045
+
+# What `samebits run` takes besides the settings of a run.
+RUN_OWN = ("context", "config", "matrix", "matrix_dir", "print_config", "debug")
 
 
 @app.command()
@@ -61,13 +65,20 @@ def run(
     linear_logp_provider_mode: Annotated[Text, typer.Option(help="auto, strict or audit.")] = None,
     replay_tokens: Annotated[Text, typer.Option(help="Produce a run's recorded tokens again.")] = None,
     train_tp: Annotated[Whole, typer.Option(help="Trainer's tensor parallelism.")] = None,
+    train_sequence_parallel: Annotated[Switch, typer.Option(help="Trainer's sequence parallelism.")] = None,
     train_cp: Annotated[Whole, typer.Option(help="Trainer's context parallelism.")] = None,
+    train_cp_layout: Annotated[Text, typer.Option(help="zigzag or allgather.")] = None,
+    train_pp: Annotated[Whole, typer.Option(help="Trainer's pipeline stages.")] = None,
+    train_vpp: Annotated[Whole, typer.Option(help="Interleaved chunks per stage.")] = None,
+    train_dp: Annotated[Whole, typer.Option(help="Trainer's data parallelism.")] = None,
+    train_vocab_multiple: Annotated[Whole, typer.Option(help="Pads a rank's vocabulary.")] = None,
+    gradient_segments: Annotated[Whole, typer.Option(help="Runs of samples, gradients summed apart.")] = None,
     rollout_engines: Annotated[Whole, typer.Option(help="vLLM engines.")] = None,
     rollout_tp: Annotated[Whole, typer.Option(help="Tensor parallelism of an engine.")] = None,
-    native_compile: Annotated[Optional[bool], typer.Option(help="Native vLLM in its compiled mode.")] = None,  # noqa: UP045
+    native_compile: Annotated[Switch, typer.Option(help="Native vLLM in its compiled mode.")] = None,
     max_tp: Annotated[Whole, typer.Option(help="K segments of row-parallel layers.")] = None,
     threads: Annotated[Whole, typer.Option(help="CPU threads per process; 0: a fair share.")] = None,
-    tensorboard: Annotated[Optional[bool], typer.Option(help="TensorBoard files in RUN_DIR/tracking.")] = None,  # noqa: UP045
+    tensorboard: Annotated[Switch, typer.Option(help="TensorBoard files in RUN_DIR/tracking.")] = None,
     wandb: Annotated[Text, typer.Option(help="Weights & Biases: off, offline or online.")] = None,
     wandb_project: Annotated[Text, typer.Option(help="Its project name.")] = None,
     start_timeout: Annotated[Real, typer.Option(help="Seconds to start.")] = None,
@@ -111,7 +122,11 @@ def run_settings(words: list[str]) -> dict[str, object]:
     """The settings among command-line words, parsed as `samebits run` parses them; wrong ones end the program."""
     command = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
     context = command.make_context("samebits ablate", list(words))
-    return {name: value for name, value in context.params.items() if value not in (None, False)}
+    given = {name: value for name, value in context.params.items() if value not in (None, False)}
+    for name in RUN_OWN:
+        if name in given:
+            raise typer.BadParameter(f"--{name.replace('_', '-')} belongs to `samebits run`")
+    return given
 
 
 @app.command()

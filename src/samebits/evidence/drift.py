@@ -1,7 +1,8 @@
 """How far the trainer's policy is from the one that sampled, over active tokens. Standard library only.
 
 Every number comes from the two recorded bit patterns of a token, in float64 over tokens where both are finite, with
-exact sums; a step without such a token has no numbers at all. log r is the trainer's log-probability minus the rollout's.
+exact sums; a step without such a token has no numbers at all. log r is the trainer's log-probability minus the
+rollout's.
 
 logp_abs_diff_p50 ... p99.9   nearest rank: the smallest |log r| that so many per cent of the tokens do not exceed
 ratio_min, ratio_mean, ratio_max

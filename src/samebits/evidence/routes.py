@@ -62,6 +62,7 @@ def check_routes(
     wanted = [f"trainer-{rank}" for rank in range(ranks)]
     wanted += [f"rollout-{engine}-{rank}" for engine in range(engines) for rank in range(workers)]
     seen: set[str] = set()
+    trained: set[Any] = set()
     for record in records:
         try:
             name = process_name(record)
@@ -73,8 +74,20 @@ def check_routes(
         problem = _check_record(record, routes_of(cases, record["role"]), contract)
         if problem:
             return [f"route record of {name}: {problem}"]
+        if record["role"] == "trainer":
+            trained |= {module.get("group") for module in record["modules"].values() if module.get("calls")}
     missing = [name for name in wanted if name not in seen]
-    return [f"no route record of {missing[0]}"] if missing else []
+    if missing:
+        return [f"no route record of {missing[0]}"]
+    untrained = sorted(set(cases) - trained)
+    return [f"no trainer rank called any module of {', '.join(untrained)}"] if untrained else []
+
+
+def _is_stage(record: Mapping[str, Any]) -> bool:
+    """Whether this is one of several pipeline stages of a trainer, of which each holds a part of the modules."""
+    parallel = record.get("parallel")
+    stages = parallel.get("pp") if isinstance(parallel, Mapping) else None
+    return record["role"] == "trainer" and type(stages) is int and stages > 1
 
 
 def _check_record(record: Mapping[str, Any], routes: Mapping[str, str], contract: str) -> str | None:
@@ -82,10 +95,12 @@ def _check_record(record: Mapping[str, Any], routes: Mapping[str, str], contract
     if not isinstance(modules, Mapping) or not all(isinstance(m, Mapping) for m in modules.values()):
         return "no modules"
     called: set[str] = set()
+    held: set[str] = set() if _is_stage(record) else set(routes)
     for name, module in modules.items():
         group, calls = module.get("group"), module.get("calls")
         if group not in routes:
             continue
+        held.add(group)
         if module.get("route") != routes[group]:
             return f"{name} went route {module.get('route')}, declared for {group} is {routes[group]}"
         if type(calls) is not int or calls <= 0:
@@ -95,7 +110,7 @@ def _check_record(record: Mapping[str, Any], routes: Mapping[str, str], contract
         if module.get("nodes", True) in ({}, None):
             return f"{name} is said to have run in a compiled graph, but no node of one is its own"
         called.add(group)
-    silent = sorted(set(routes) - called)
+    silent = sorted(held - called)
     if silent:
         return f"no call of any module of {', '.join(silent)}"
     problem = _check_graphs(record) or _check_witnesses(record, routes)
@@ -145,7 +160,7 @@ def _check_witnesses(record: Mapping[str, Any], routes: Mapping[str, str]) -> st
         native.discard(boundary)
     for boundary, calls in strict.items():
         counted = _counted(counters, boundary)
-        if counted < max(calls, 1):
+        if counted < calls:
             return f"{boundary} is said to have run {calls} times by samebits, its kernels counted {counted}"
     for boundary in sorted(native - set(strict)):
         counted = _counted(counters, boundary)

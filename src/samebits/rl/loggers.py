@@ -89,7 +89,7 @@ class _Wandb:
             project=config.wandb_project,
             name=Path(str(config.run_dir)).name,
             dir=str(folder),
-            mode=config.wandb,
+            mode="online" if config.wandb == "online" else "offline",
             config=config.model_dump(),
             settings=wandb.Settings(console="off", silent=True),
         )
