@@ -1,6 +1,6 @@
 """What the route records must show before a zero means something: who ran, by which route, and that it ran.
 
-A record: {"role": "trainer" | "rollout", "engine" (rollout only), "rank", "mode": "eager" | "compiled",
+A record: {"role": "trainer" | "rollout", "engine" (rollout only), "rank", "mode": "eager" | "captured" | "compiled",
 "contract", "contract_content", "modules": {name: {"group", "boundary", "route", "implementation", "calls", ...}},
 "counters": {kernel: calls}, "kernels": sha256 of their binary, ...}. A module of a compiled part also has "nodes",
 {operator: how many nodes of the compiled graphs are this module's}, and the record has "graphs".
