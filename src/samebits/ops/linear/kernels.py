@@ -4,7 +4,7 @@ The matrix unit takes a tile's k in order, so the tile, its warps and its stages
 `matmul_*` a is [M, K] and b [N, K], or stored the other way round where A_T and B_T say so; c is [M, N].
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, attr-defined"
 
 from __future__ import annotations
 
