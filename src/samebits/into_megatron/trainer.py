@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,12 @@ from samebits.into_megatron.ordered import clip_gradients, gradient_norm, ordere
 from samebits.into_megatron.parallel import start_groups, stop_groups
 from samebits.into_megatron.proof import route_record
 from samebits.into_megatron.spec import block_spec
+from samebits.into_megatron.token_rows import placed
+from samebits.into_megatron.tracing import RankTrace
 from samebits.into_megatron.weights import from_megatron, load_parameters, save_tensors
 from samebits.linear_logp import LinearLogp, ProviderSettings, TokenLayout
 from samebits.timeline.types import SampleKey, StepResult, TrainSample
+from samebits.trace import Entry, Point
 
 # What a step reports about each active token, in this order.
 _REPORTED = ("logp", "policy", "kl", "ratio", "clipped")
@@ -250,6 +253,28 @@ class TrainerRank:
         for batch in self._micro_batches(samples, slots):
             logp[batch.slots, 0] = self._score(self.policy, batch)
         return _bits_by_sample(samples, self._from_owners(samples, logp)[:, 0])
+
+    def trace(
+        self, samples: Sequence[TrainSample], traced: Mapping[int, int], keep: Collection[tuple[int, str]] = ()
+    ) -> tuple[list[Entry], dict[str, Any]]:
+        """Scores the samples as `score` does and records points of some of them.
+
+        `traced` maps the number of a sample to its last index of interest, `keep` are points whose rows are wanted
+        whole. Returns what this rank recorded and the facts of its sites.
+        """
+        self._check(samples)
+        slots = layout.first_slots(samples)
+        groups = layout.group_samples(samples, self.config.max_tokens_per_gpu * self.config.cp)
+        tracing = RankTrace(self.policy.module, traced, [Point(*p) for p in keep])
+        try:
+            for batch, group in zip(self._micro_batches(samples, slots), groups, strict=True):
+                members = [samples[i] for i in group]
+                tracing.begin(batch, placed(batch, members, group, self.cp_group.rank(), self.config.cp))
+                self._score(self.policy, batch)
+                tracing.end()
+        finally:
+            tracing.close()
+        return tracing.take(), tracing.facts()
 
     def export(self, path: str) -> dict[str, str]:
         """Write the weights under Hugging Face names as `path`/model.safetensors (rank 0), return their digests.

@@ -12,6 +12,7 @@ from samebits.backends import pick
 from samebits.ops.rotary import cpu, reference
 from samebits.ops.rotary.contract import ROTARY as ROTARY
 from samebits.ops.rotary.table import rotary_table as rotary_table
+from samebits.ops.rotary.table import table_base as table_base
 
 BACKENDS = {"cpu": cpu, "reference": reference}
 
