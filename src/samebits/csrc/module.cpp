@@ -13,6 +13,7 @@ void bind_attention(nb::module_&);
 void bind_rms_norm(nb::module_&);
 void bind_logprob(nb::module_&);
 void bind_elementwise(nb::module_&);
+void bind_words(nb::module_&);
 
 }  // namespace samebits
 
@@ -36,4 +37,5 @@ NB_MODULE(_cpu, m) {
   bind_rms_norm(m);
   bind_logprob(m);
   bind_elementwise(m);
+  bind_words(m);
 }

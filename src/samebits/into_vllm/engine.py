@@ -44,6 +44,8 @@ class RolloutEngine:
         env.export(_environment(config, self._plan, cpus, threads))
         self._engine = self._start(_torch_threads(config, threads))
         self._pids = dict(self._ask("samebits_process", during="start"))
+        if config.forced:
+            self._ask("samebits_force", during="start")
         self.proof()
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Rollout]:
@@ -95,7 +97,7 @@ class RolloutEngine:
     def trace(
         self, sequences: Sequence[TracedSequence], traced: Mapping[int, int], keep: Collection[tuple[int, str]] = ()
     ) -> list[tuple[list[Entry], dict[str, Any]]]:
-        """Computes given sequences token by token, as if it had drawn them, and records points while it does.
+        """Produces given sequences token by token on a `forced` engine, and records points while it does.
 
         `traced` maps the number of a sequence to its last index of interest, `keep` are points whose rows are wanted
         whole. Returns, per worker, what it recorded and the facts of its sites. The prefix cache is emptied first;
@@ -103,7 +105,7 @@ class RolloutEngine:
         """
         with self._dying("trace"):
             self._engine.reset_prefix_cache()
-        self._ask("samebits_trace", list(sequences), dict(traced), [tuple(point) for point in keep], during="trace")
+        self._ask("samebits_trace", dict(traced), [tuple(point) for point in keep], during="trace")
         order = sorted(range(len(sequences)), key=lambda number: (number not in traced, number))
         try:
             for number in order:
@@ -163,7 +165,13 @@ class RolloutEngine:
                 f"{request.key}: max_tokens {request.max_tokens} after a prompt of {len(request.prompt_ids)} tokens "
                 f"does not fit max_model_len {self.config.max_model_len}"
             )
-        keyed = self.config.case.logp == "R"
+        extra: dict[str, Any] = {}
+        if self.config.case.logp == "R":
+            extra["samebits_seed"] = _signed(request.seed)
+        if request.forced:
+            if not self.config.forced:
+                raise ValueError(f"{request.key}: recorded tokens to produce, but this engine draws; set forced")
+            extra["samebits_forced"] = list(request.forced)
         params = SamplingParams(
             temperature=request.temperature,
             max_tokens=request.max_tokens,
@@ -173,7 +181,7 @@ class RolloutEngine:
             ignore_eos=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args={"samebits_seed": _signed(request.seed)} if keyed else None,
+            extra_args=extra or None,
         )
         with self._dying("generate"):
             self._engine.add_request(name, {"prompt_token_ids": list(request.prompt_ids)}, params)
@@ -223,13 +231,14 @@ class RolloutEngine:
 
 def _arguments(config: EngineConfig, plan: RoutePlan) -> dict[str, Any]:
     """vLLM's engine arguments. Eager unless asked otherwise: starting takes seconds instead of a minute."""
-    keyed = ["samebits.into_vllm.sampling:SampleKeys"] if config.case.logp == "R" else None
+    processors = ["samebits.into_vllm.sampling:SampleKeys"] if config.case.logp == "R" else []
+    processors += ["samebits.into_vllm.forced:ForcedTokens"] if config.forced else []
     return {
         "model": config.model,
         "load_format": "samebits",
         "worker_extension_cls": "samebits.into_vllm.worker.SamebitsWorker",
         "additional_config": {"samebits_plan": plan.digest()},
-        "logits_processors": keyed,
+        "logits_processors": processors or None,
         "logprobs_mode": "processed_logprobs",
         "tensor_parallel_size": config.tp,
         "distributed_executor_backend": "mp" if config.tp > 1 else "uni",
@@ -281,6 +290,7 @@ def _as_request(number: int, sequence: TracedSequence) -> GenerateRequest:
         max_tokens=len(sequence.token_ids) - sequence.prompt_length,
         temperature=sequence.temperature,
         stop_ids=(),
+        forced=sequence.token_ids[sequence.prompt_length :],
     )
 
 

@@ -17,7 +17,9 @@ from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcess
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
+from samebits.into_vllm.forced import forced_tokens
 from samebits.into_vllm.places import NotCovered
+from samebits.ops.logprob import logprob
 from samebits.ops.sample import sample_and_logprob
 
 if TYPE_CHECKING:
@@ -127,6 +129,10 @@ class KeyedSampler(Sampler):
         wanted = sampling_metadata.temperature
         temperature = torch.zeros(rows) if wanted is None else wanted[:rows]
         drawn, scores = sample_and_logprob(logits, temperature, seeds, positions)
+        forced = forced_tokens(sampling_metadata)
+        if forced is not None:
+            drawn = forced.put_into(drawn)
+            scores = logprob(logits, drawn, torch.where(temperature > 0, temperature, 1.0))
         ids = drawn.to(torch.int32).unsqueeze(-1)
         ranks = torch.full((rows,), _NO_RANK, dtype=torch.int64)
         return SamplerOutput(ids, LogprobsTensors(ids, scores.unsqueeze(-1), ranks))

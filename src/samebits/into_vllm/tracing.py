@@ -1,4 +1,4 @@
-"""Tracing one worker: which row holds which token, what every module wrote, and the token that a sequence wants next.
+"""Tracing one worker: which row of a batch holds which token, and what every module wrote for it.
 
 Modules are watched by forward hooks, the straight decoder by kernels that record. Of a decoder that vLLM compiled
 only its ends can be seen: token ids, positions, the final hidden states, logits and log-probabilities.
@@ -12,14 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm.forward_context import get_forward_context
-from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+from vllm.v1.outputs import SamplerOutput
 
 from samebits.into_vllm.kernel_tap import TracedKernels
 from samebits.into_vllm.kv_view import note_keys_and_values
 from samebits.into_vllm.loader import WorkerState
 from samebits.into_vllm.trace_facts import describe
-from samebits.ops.logprob import logprob
-from samebits.trace import Entry, Point, Recorder, Rows, TracedSequence
+from samebits.trace import Entry, Point, Recorder, Rows
 from samebits.trace.points import IDS, POSITIONS, TARGETS, TEMPERATURE
 
 
@@ -35,12 +34,11 @@ class WorkerTrace:
         self,
         runner: Any,
         state: WorkerState,
-        sequences: Sequence[TracedSequence],
         traced: Mapping[int, int],
         keep: Collection[Point],
     ) -> None:
         self._runner, self._state = runner, state
-        self._sequences, self._traced = sequences, traced
+        self._traced = traced
         self._model: Any = runner.model
         inner = self._model.model
         self._layers = len(inner.layers)
@@ -51,7 +49,6 @@ class WorkerTrace:
             self._model.register_forward_pre_hook(self._before_model, with_kwargs=True),
             self._model.register_forward_hook(self._after_model),
             self._model.logits_processor.register_forward_hook(self._after_logits),
-            runner.sampler.register_forward_pre_hook(self._before_sampler, with_kwargs=True),
             runner.sampler.register_forward_hook(self._after_sampler, with_kwargs=True),
         ]
         decoder = state.decoder
@@ -105,38 +102,18 @@ class WorkerTrace:
         if logits is not None and self._last:
             self.recorder.note(Point(self._layers, "logits"), logits, kind="last")
 
-    def _before_sampler(self, sampler: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        self._logits = kwargs["logits"].clone()  # vLLM's own sampler divides them in place
-
-    def _after_sampler(self, sampler: Any, args: Any, kwargs: dict[str, Any], out: SamplerOutput) -> SamplerOutput:
-        """Every sequence gets its own next token, scored by this sampler."""
+    def _after_sampler(self, sampler: Any, args: Any, kwargs: dict[str, Any], out: SamplerOutput) -> None:
         if not self._last:
-            return out
-        wanted = torch.tensor([self._next(sequence, index) for sequence, index in self._last])
+            return
+        rows = len(self._last)
         given = kwargs["sampling_metadata"].temperature
-        temperature = torch.zeros(len(wanted)) if given is None else given[: len(wanted)].float()
+        temperature = torch.zeros(rows) if given is None else given[:rows].float()
         temperature = torch.where(temperature > 0, temperature, 1.0)
-        drawn, reported = out.sampled_token_ids[:, 0].long(), out.logprobs_tensors
-        wanted = torch.where(wanted >= 0, wanted, drawn)
-        scores = torch.where(wanted == drawn, reported.logprobs[:, 0], self._scores(sampler, wanted, temperature))
-        self.recorder.note(TARGETS, wanted[:, None], kind="last")
+        scores = out.logprobs_tensors.logprobs[:rows, :1]
+        self.recorder.note(TARGETS, out.sampled_token_ids[:rows].long(), kind="last")
         self.recorder.note(TEMPERATURE, temperature[:, None], kind="last")
-        self.recorder.note(Point(self._layers, "logp"), scores[:, None], kind="last")
+        self.recorder.note(Point(self._layers, "logp"), scores, kind="last")
         self.recorder.collect()
-        ids = wanted.to(torch.int32)[:, None]
-        return SamplerOutput(ids, LogprobsTensors(ids, scores[:, None], reported.selected_token_ranks))
-
-    def _next(self, sequence: int, index: int) -> int:
-        """The token behind `index`; -1 where any will do."""
-        ids = self._sequences[sequence].token_ids
-        return ids[index + 1] if index + 1 < len(ids) else -1
-
-    def _scores(self, sampler: Any, tokens: Tensor, temperature: Tensor) -> Tensor:
-        """What this sampler reports about tokens that it did not draw itself: fp32 [rows]."""
-        if self._state.plan.route("logp") == "R":
-            return logprob(self._logits, tokens, temperature)
-        scaled = self._logits.float() / temperature[:, None]
-        return sampler.compute_logprobs(scaled).gather(1, tokens[:, None])[:, 0]
 
     def _watch_modules(self, inner: Any) -> None:
         for index, layer in enumerate(inner.layers):

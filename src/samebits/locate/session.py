@@ -173,7 +173,9 @@ class Session:
         replayed: Replayed | None,
     ) -> Answered:
         keep = [*kept_points(found.site), Point(found.site.layer, "k_turned")]
-        traces, _ = self._trace(question, found.token.index, keep)
+        # a key of another position may have been read: then all positions are needed to say which
+        last = question.last if found.site.boundary == "copy" else found.token.index
+        traces, _ = self._trace(question, last, keep)
         held = self._held(found.site, weights, wrong)
         sample = take_sample(found.site, found.token, *traces, held, self._decoder)
         kind, cause = kind_of(found, *traces, wrong, facts, question.sequence)

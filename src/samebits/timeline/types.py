@@ -44,7 +44,10 @@ class Prompt:
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """What a rollout engine is asked for: one response under one key."""
+    """What a rollout engine is asked for: one response under one key.
+
+    `forced`, when not empty, are recorded tokens to produce instead of drawing: exactly `max_tokens` of them.
+    """
 
     key: SampleKey
     prompt_ids: tuple[int, ...]
@@ -52,6 +55,7 @@ class GenerateRequest:
     max_tokens: int
     temperature: float
     stop_ids: tuple[int, ...]
+    forced: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
