@@ -78,8 +78,8 @@ def hosted_pair(
     strict = {"contract": digest_of(agreed), "agreed": agreed, "rendezvous": str(home / f"{name}.rendezvous")}
     config = TrainerConfig(model=str(model), max_tp=SEGMENTS, **{**strict, **(trainer or {})})
     settings: dict[str, Any] = {
-        "contract": agreed, "max_tp": SEGMENTS, "max_model_len": 128, "kv_cache_gib": 1 / 64, "block_size": 16, "forced": True,
-        "max_num_batched_tokens": 64, **(rollout or {}),
+        "contract": agreed, "max_tp": SEGMENTS, "max_model_len": 128, "kv_cache_gib": 1 / 64, "block_size": 16,
+        "forced": True, "max_num_batched_tokens": 64, **(rollout or {}),
     }  # fmt: skip
     engines = Group([f"{name} engine"], home)
     ranks = Group([f"{name} rank {rank}" for rank in range(config.world_size)], home)
@@ -91,5 +91,3 @@ def hosted_pair(
     finally:
         engines.kill()
         ranks.kill()
-
-

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from hosted_sides import Pair
 
 from samebits.evidence.verdict import Verdict
+from samebits.locate.repro import write_repro
 
 
 class Planted(NamedTuple):
@@ -74,3 +81,39 @@ def test_without_a_fault_everything_agrees(pair: Pair) -> None:
 def test_a_fault_is_found_where_it_was_planted(pair: Pair, planted: Planted) -> None:
     check(pair, planted)
     assert pair.locate().located.verdict is Verdict.SAME
+
+
+def test_the_repro_shows_the_difference_without_an_engine(pair: Pair, tmp_path: Path) -> None:
+    answered = check(pair, next(one for one in PLANTED if one.fault == "epsilon_of_one_norm"))
+    test = write_repro(tmp_path, answered.located, answered.sample)
+    outcome = outcomes(test)
+    assert outcome == {
+        "test_both_sides_read_the_same": "passed",
+        "test_both_sides_hold_the_same_weights": "passed",
+        "test_both_sides_write_the_same": "failed",
+        "test_the_trainer_gives_the_bits_of_the_contract": "passed",
+        "test_the_rollout_side_gives_the_bits_of_the_contract": "failed",
+    }
+    assert json.loads((tmp_path / "repro.json").read_text())["site"] == "MLP norm"
+
+
+def test_the_repro_of_a_weight_shows_the_weight(pair: Pair, tmp_path: Path) -> None:
+    answered = check(pair, next(one for one in PLANTED if one.fault == "stale_weight"))
+    weight = answered.located.weight
+    assert weight is not None
+    assert (weight.name, weight.index) == ("model.layers.1.mlp.down_proj.weight", (0, 77))
+    assert (weight.values.count, weight.values.first.ulps) == (1, 1)
+    outcome = outcomes(write_repro(tmp_path, answered.located, answered.sample))
+    assert [name for name, word in outcome.items() if word == "failed"] == [
+        "test_both_sides_hold_the_same_weights",
+        "test_both_sides_write_the_same",
+    ]
+
+
+def outcomes(test: Path) -> dict[str, str]:
+    """Test -> passed or failed, from pytest in a process that imports neither engine."""
+    command = [sys.executable, "-m", "pytest", str(test), "-v", "-p", "no:cacheprovider", "--rootdir", str(test.parent)]
+    ran = subprocess.run([*command, "-c", os.devnull], capture_output=True, text=True, check=False)
+    found = re.findall(r"::(test_\w+) (PASSED|FAILED)", ran.stdout)
+    assert found, ran.stdout + ran.stderr
+    return {name: word.lower() for name, word in found}

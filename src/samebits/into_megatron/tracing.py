@@ -142,9 +142,7 @@ class RankTrace:
         for keys, rows in self._placed.keys(self._traced):
             if len(rows):
                 held = flat.index_select(0, keys)
-                self.recorder.note_prefixes(
-                    layer, name, held, rows, start=self._tp * width, whole=self._ranks * width
-                )
+                self.recorder.note_prefixes(layer, name, held, rows, start=self._tp * width, whole=self._ranks * width)
 
     def _gate_up(self, layer: int) -> Callable[..., None]:
         def note(module: Any, args: Any, out: tuple[Tensor, Any]) -> None:

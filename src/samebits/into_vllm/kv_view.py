@@ -24,7 +24,9 @@ def note_keys_and_values(recorder: Recorder, layer: int, attention: Any, rank: i
         if not bool(mine.any()):
             continue
         traced = Rows(rows.row[mine], rows.sequence[mine], rows.index[mine])
-        for name, held in zip(("keys", "values"), _read(attention.kv_cache, paged.block_table[at], length), strict=True):
+        for name, held in zip(
+            ("keys", "values"), _read(attention.kv_cache, paged.block_table[at], length), strict=True
+        ):
             width = held.shape[1]
             recorder.note_prefixes(layer, name, held, traced, start=rank * width, whole=ranks * width)
 

@@ -27,7 +27,9 @@ _ENDS = {"model.embed_tokens": "embedding", "model.norm": "final norm", "logits_
 def describe(state: WorkerState, sampler: Any) -> dict[str, Any]:
     """{"layer name of the site": {"route", "implementation", "parameters"}}; layer -1 for sites outside of layers."""
     found: dict[str, Any] = {}
-    layers = 1 + max((int(m.name.split(".")[2]) for m in state.modules if m.name.startswith("model.layers.")), default=0)
+    layers = 1 + max(
+        (int(m.name.split(".")[2]) for m in state.modules if m.name.startswith("model.layers.")), default=0
+    )
     for one in state.modules:
         parts = one.name.split(".")
         facts = {
@@ -66,13 +68,10 @@ def _parameters(module: Any, boundary: str) -> dict[str, Any]:
     if boundary == "attention":
         return {"scale": float(module.impl.scale)}
     if boundary == "rotary":
-        cos, sin = (
-            (module.cos, module.sin) if hasattr(module, "cos") else module.cos_sin_cache.float().chunk(2, dim=-1)
-        )
+        cos, sin = (module.cos, module.sin) if hasattr(module, "cos") else module.cos_sin_cache.float().chunk(2, dim=-1)
         return {"base": table_base(cos, sin)}
     if boundary == "linear":
         bias = getattr(module, "bias", None)
         held = {"bias": bias is not None} if hasattr(module, "bias") else {}
         return held | ({"segments": module.segments * module.tp_size} if hasattr(module, "segments") else {})
     return {}
-

@@ -1,4 +1,4 @@
-"""What sort of difference it is: of inputs, weights or settings, which no operator is to blame for, or of an operator."""
+"""What sort of difference it is: an operator's, or one of inputs, weights or settings, which none is to blame for."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def kind_of(
                 return kind, f"{_NAMES[kind]} is {left} on the trainer and {right} on the rollout side"  # type: ignore[return-value]
     differing = parameter_differences(*(facts_of(side, site)["parameters"] for side in facts))
     if differing:
-        text = ", ".join(f"{name} is {left} on the trainer and {right} on the rollout side" for name, left, right in differing)
+        text = ", ".join(
+            f"{name} is {left} on the trainer and {right} on the rollout side" for name, left, right in differing
+        )
         return "parameter", text
     if len(found.region) > 1:
         return "region", "one side could not be looked into here; the cause is one of " + ", ".join(

@@ -67,7 +67,7 @@ def take_sample(
     weights: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
     decoder: Decoder,
 ) -> SiteSample:
-    """From traces that kept this site's points; `weights` are the trainer's and the rollout's parameters of the site."""
+    """From traces that kept this site's points; `weights` are its parameters, the trainer's and the rollout's."""
     sides = [
         SideSample(
             reads=_reads(site, token, trace),

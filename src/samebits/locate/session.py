@@ -142,7 +142,9 @@ class Session:
             )
         if not seen.tokens:
             return Located(
-                verdict=Verdict.CANNOT_TELL, summary="no point was recorded on both sides, so nothing was compared", **common
+                verdict=Verdict.CANNOT_TELL,
+                summary="no point was recorded on both sides, so nothing was compared",
+                **common,
             )
         recorded = question.recorded
         count = 0 if replayed is None else replayed.recorded

@@ -26,7 +26,7 @@ def row_digests(x: Tensor, start: int = 0) -> Tensor:
 
 
 def prefix_digests(rows: Tensor) -> Tensor:
-    """int64 [n]: entry i stands for rows 0 .. i in their order. Linear in `rows` int64 [n], so it adds up over ranks."""
+    """int64 [n]: entry i stands for rows 0 .. i in their order. Linear in `rows` int64 [n]: it adds up over ranks."""
     weights = _columns(0, rows.shape[0], str(rows.device)) | 1
     return (rows * weights).cumsum(dim=0)
 

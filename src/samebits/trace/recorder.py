@@ -100,9 +100,7 @@ class Recorder:
         """Whether any row of the coming pass is traced."""
         return kind in self._rows and len(self._rows[kind]) > 0
 
-    def note(
-        self, point: Point, x: Tensor, *, start: int = 0, whole: int | None = None, kind: str = "tokens"
-    ) -> None:
+    def note(self, point: Point, x: Tensor, *, start: int = 0, whole: int | None = None, kind: str = "tokens") -> None:
         """Records the traced rows of x [rows, ...]; `start` and `whole` place its columns in the whole row."""
         if not self.traces(kind):
             return
@@ -157,7 +155,7 @@ class Recorder:
                     dtype=str(found.dtype).removeprefix("torch."),
                     start=found.start,
                     whole=found.whole,
-                                        sequence=rows.sequence.cpu().numpy().copy(),
+                    sequence=rows.sequence.cpu().numpy().copy(),
                     index=rows.index.cpu().numpy().copy(),
                     digests=found.digests[:count].cpu().numpy().copy(),
                     bits=bits,
