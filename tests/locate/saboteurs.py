@@ -43,7 +43,7 @@ class FaultyTrainer(TrainerRank):
     def plant(self, name: str) -> None:
         """One of TRAINER_FAULTS."""
         with torch.no_grad():
-            self._undo.append(TRAINER_FAULTS[name](self.policy.module))
+            self._undo.append(TRAINER_FAULTS[name](self.policy[0].module))
 
     def heal(self) -> None:
         """Every fault is gone."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from samebits.into_megatron.config import CpLayout
 from samebits.timeline.types import TrainSample
 
 
@@ -22,7 +23,7 @@ class Packing:
 
     Rows are this context-parallel rank's. `positions` int32 [T]; `queries` and `keys` are cumulative lengths
     int32 [samples + 1] of this rank's rows and of the rows of all ranks; `key_order` int64 [keys] puts gathered
-    rows back in order of sample and position (None when the rank has all rows itself).
+    rows in order of sample and position (None when this rank has all rows itself).
     """
 
     positions: Tensor
@@ -36,7 +37,8 @@ class MicroBatch:
     """One forward pass. `ids` [batch, sequence]; `rows` index the flattened [sequence * batch] hidden states.
 
     `rows`, `targets` and `slots` (all int64 [n]) speak about the active tokens of this rank, ascending in slot.
-    `packing` is None for the padded layout, which Megatron's own attention needs.
+    `packing` is None for the padded layout, which Megatron's own attention needs. `segment` is the gradient segment
+    of the batch that its samples belong to.
     """
 
     ids: Tensor
@@ -44,6 +46,7 @@ class MicroBatch:
     targets: Tensor
     slots: Tensor
     packing: Packing | None
+    segment: int = 0
 
 
 def first_slots(samples: Sequence[TrainSample]) -> list[int]:
@@ -79,24 +82,27 @@ def owned_runs(length: int, rank: int, ranks: int) -> list[range]:
     return [range(part * chunk, (part + 1) * chunk) for part in (rank, 2 * ranks - 1 - rank)]
 
 
-def slot_owner(samples: Sequence[TrainSample], ranks: int) -> Tensor:
-    """int64 [slots]: the context-parallel rank that scores each active token."""
-    owners: list[int] = []
-    for sample in samples:
-        length = len(sample.token_ids)
-        by_position = {p: rank for rank in range(ranks) for run in owned_runs(length, rank, ranks) for p in run}
-        owners += [by_position[p] for p in range(sample.prompt_length - 1, length - 1)]
-    return torch.tensor(owners, dtype=torch.int64)
-
-
 def packed_batch(
-    samples: Sequence[TrainSample], slots: Sequence[int], *, rank: int, ranks: int, multiple: int
+    samples: Sequence[TrainSample],
+    slots: Sequence[int],
+    *,
+    rank: int,
+    ranks: int,
+    multiple: int,
+    kind: CpLayout = "zigzag",
 ) -> MicroBatch:
-    """Samples one behind the other on one row, this rank's share of each.
+    """Samples one behind the other on one row, this context-parallel rank's share of each.
 
     `slots` are the samples' first slots. Rows are padded to a multiple of `multiple` (sequence parallelism) by
-    one more sample of zeros that nothing reads.
+    one more sample of zeros that nothing reads; there is at least one row. "zigzag" gives a rank two chunks of
+    each sample, "allgather" an equal run of all packed rows.
     """
+    if kind == "allgather" and ranks > 1:
+        return _run_of_rows(_packed(samples, slots, 0, 1, multiple * ranks), rank, ranks)
+    return _packed(samples, slots, rank, ranks, multiple)
+
+
+def _packed(samples: Sequence[TrainSample], slots: Sequence[int], rank: int, ranks: int, multiple: int) -> MicroBatch:
     ids: list[int] = []
     positions: list[int] = []
     rows: list[int] = []
@@ -117,7 +123,7 @@ def packed_batch(
             ids += [0] * (len(run) - len(held))
             positions += run
         lengths.append(len(ids) - before)
-    padding = -len(ids) % multiple
+    padding = -len(ids) % multiple if ids else max(multiple, 2 if ranks > 1 else 1)
     if padding:
         ids += [0] * padding
         for run in owned_runs(padding * ranks, rank, ranks):
@@ -137,9 +143,33 @@ def packed_batch(
     )
 
 
+def _run_of_rows(whole: MicroBatch, rank: int, ranks: int) -> MicroBatch:
+    """One of `ranks` equal runs of the rows of a packed micro-batch; queries of a sample may lie on several ranks."""
+    packing = whole.packing
+    assert packing is not None
+    count = whole.ids.shape[1] // ranks
+    start, end = rank * count, (rank + 1) * count
+    mine = (whole.rows >= start) & (whole.rows < end)
+    return MicroBatch(
+        ids=whole.ids[:, start:end],
+        rows=whole.rows[mine] - start,
+        targets=whole.targets[mine],
+        slots=whole.slots[mine],
+        packing=Packing(
+            positions=packing.positions[start:end],
+            queries=packing.keys.clamp(start, end) - start,
+            keys=packing.keys,
+            key_order=torch.arange(count * ranks),
+        ),
+    )
+
+
 def padded_batch(samples: Sequence[TrainSample], slots: Sequence[int], *, multiple: int) -> MicroBatch:
-    """Samples side by side, padded on the right with token 0 to the longest (and to a multiple of `multiple`)."""
-    longest = max(len(sample.token_ids) for sample in samples)
+    """Samples side by side, padded on the right with token 0 to the longest (and to a multiple of `multiple`).
+
+    Without samples there is one column of padding.
+    """
+    longest = max((len(sample.token_ids) for sample in samples), default=1)
     width = -(-longest // multiple) * multiple
     count = len(samples)
     rows: list[int] = []
@@ -151,7 +181,7 @@ def padded_batch(samples: Sequence[TrainSample], slots: Sequence[int], *, multip
         targets += sample.token_ids[first + 1 : last + 1]
         out_slots += range(slot, slot + sample.response_length)
     return MicroBatch(
-        ids=torch.tensor([[*s.token_ids, *([0] * (width - len(s.token_ids)))] for s in samples]),
+        ids=torch.tensor([[*s.token_ids, *([0] * (width - len(s.token_ids)))] for s in samples] or [[0] * width]),
         rows=torch.tensor(rows, dtype=torch.int64),
         targets=torch.tensor(targets, dtype=torch.int64),
         slots=torch.tensor(out_slots, dtype=torch.int64),

@@ -1,14 +1,20 @@
-"""Which row of a micro-batch holds which token: made from the lengths of the samples alone, not from the batch."""
+"""Which row of a micro-batch holds which token, in any layout.
+
+The layout of a batch depends on the lengths of its samples alone. So the same batches are made once more of samples
+whose token ids are numbers of tokens, and these are read where they came to lie.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from samebits.into_megatron.layout import MicroBatch, owned_runs
+from samebits.into_megatron.batches import micro_batches
+from samebits.into_megatron.config import TrainerConfig
+from samebits.into_megatron.layout import MicroBatch
 from samebits.timeline.types import TrainSample
 from samebits.trace import Rows
 
@@ -40,31 +46,36 @@ class Placed:
                 yield lie[: traced[sample] + 1], rows
 
 
-def placed(batch: MicroBatch, samples: Sequence[TrainSample], numbers: Sequence[int], rank: int, ranks: int) -> Placed:
-    """Where the tokens of `samples`, which have these numbers, lie in the batch made of them."""
-    if batch.packing is None:
-        return _padded(samples, numbers)
-    tokens, keys = [], []
-    row = first_key = 0
-    for sample, number in zip(samples, numbers, strict=True):
-        length = len(sample.token_ids)
-        for run in owned_runs(length, rank, ranks):
-            tokens += [(row + position - run.start, number, position) for position in run if position < length]
-            row += len(run)
-        keys.append((number, torch.arange(first_key, first_key + length)))
-        first_key += sum(len(run) for part in range(ranks) for run in owned_runs(length, part, ranks))
-    return Placed(torch.tensor(tokens), tuple(keys))
+def placements(samples: Sequence[TrainSample], config: TrainerConfig, dp_rank: int, cp_rank: int) -> list[Placed]:
+    """One for each micro-batch that this rank makes of the samples, in their order."""
+    lengths = torch.tensor([len(sample.token_ids) for sample in samples])
+    ends = lengths.cumsum(0)
+    numbered = [
+        replace(sample, token_ids=tuple(range(int(end - length) + 1, int(end) + 1)))
+        for sample, length, end in zip(samples, lengths, ends, strict=True)
+    ]
+    ranks = [micro_batches(numbered, config, dp_rank, rank) for rank in range(config.cp)]
+    return [_placed([rank[index] for rank in ranks], cp_rank, ends, lengths) for index in range(len(ranks[cp_rank]))]
 
 
-def _padded(samples: Sequence[TrainSample], numbers: Sequence[int]) -> Placed:
-    count = len(samples)
-    tokens = [
-        (position * count + column, number, position)
-        for column, (sample, number) in enumerate(zip(samples, numbers, strict=True))
-        for position in range(len(sample.token_ids))
-    ]
-    keys = [
-        (number, torch.arange(len(sample.token_ids)) * count + column)
-        for column, (sample, number) in enumerate(zip(samples, numbers, strict=True))
-    ]
-    return Placed(torch.tensor(tokens), tuple(keys))
+def _placed(parts: Sequence[MicroBatch], cp_rank: int, ends: Tensor, lengths: Tensor) -> Placed:
+    tokens = [_tokens(part, ends, lengths) for part in parts]
+    members = torch.cat([found[:, 1] for found in tokens]).unique().tolist()
+    batch = parts[cp_rank]
+    keys = []
+    for place, number in enumerate(members):
+        positions = torch.arange(int(lengths[number]))
+        if batch.packing is not None:
+            keys.append((number, positions + int(batch.packing.keys[place])))
+        else:
+            keys.append((number, positions * batch.ids.shape[0] + place))
+    return Placed(tokens[cp_rank], tuple(keys))
+
+
+def _tokens(batch: MicroBatch, ends: Tensor, lengths: Tensor) -> Tensor:
+    """Rows count sequence first, batch second; 0 is padding."""
+    flat = batch.ids.t().reshape(-1)
+    rows = flat.nonzero()[:, 0]
+    numbers = flat[rows] - 1
+    sample = torch.searchsorted(ends, numbers, right=True)
+    return torch.stack([rows, sample, numbers - (ends - lengths)[sample]], dim=1)

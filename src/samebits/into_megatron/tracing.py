@@ -6,7 +6,7 @@ that it was given; where the log-probability then agrees with theirs and the oth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,29 +23,71 @@ from samebits.trace.points import IDS, POSITIONS, TARGETS, TEMPERATURE
 
 
 class RankTrace:
-    """Records the samples numbered in `traced`, up to the index given there. `close` takes every hook back."""
+    """Records what the chunks of a model, on this rank, compute for some samples. `close` takes every hook back.
 
-    def __init__(self, model: ScoringModel, traced: Mapping[int, int], keep: Collection[Point]) -> None:
-        self._model: Any = model
-        self._traced = traced
-        self.recorder = Recorder(keep)
-        self._layers: Any = model.decoder.layers
-        self._tp, self._ranks = model.tp_group.rank(), model.tp_group.size()
+    `traced` maps the number of a sample to its last index of interest; `places` says where the tokens of each of
+    `batches` lie.
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[ScoringModel],
+        traced: Mapping[int, int],
+        keep: Collection[Point],
+        batches: Sequence[MicroBatch],
+        places: Sequence[Placed],
+    ) -> None:
+        self._places = {id(batch): placed for batch, placed in zip(batches, places, strict=True)}
+        self._traces = [ChunkTrace(chunk, Recorder(keep), self._places, traced) for chunk in chunks]
+
+    def take(self) -> list[Entry]:
+        """What was recorded since the last call."""
+        return [entry for trace in self._traces for entry in trace.recorder.take()]
+
+    def facts(self) -> dict[str, Any]:
+        """Of every site that this rank computes: its code, its route and its parameters."""
+        return {name: facts for trace in self._traces for name, facts in describe(trace.model).items()}
+
+    def close(self) -> None:
+        """Stop recording; the chunks are as they were."""
+        for trace in self._traces:
+            trace.close()
+
+
+class ChunkTrace:
+    """The hooks of one chunk. A pass begins and ends with the chunk's own forward, which is given the batch."""
+
+    def __init__(
+        self, chunk: ScoringModel, recorder: Recorder, places: Mapping[int, Placed], traced: Mapping[int, int]
+    ) -> None:
+        self.model: Any = chunk
+        self.recorder = recorder
+        self._places, self._traced = places, traced
+        self._whole = chunk.shape.layers
+        self._tp, self._ranks = chunk.tp_group.rank(), chunk.tp_group.size()
         self._handles: list[Any] = []
         self._placed: Placed | None = None
         self._batch: MicroBatch | None = None
-        for index, layer in enumerate(self._layers):
-            self._watch(index, layer)
-        self._after(model.decoder.final_layernorm, self._norm(len(self._layers), "stream", "normed"))
-        self._after(model, self._scored)
-        self._after(model.output_layer, self._native_logits)  # does not run where the scorer has the head
-        self._scorer = model.scorer
-        self._model.scorer = _WatchedScorer(model.scorer, self._head)
+        self._before(chunk, self._begin)
+        for layer in self.model.decoder.layers:
+            self._watch(layer.layer_number - 1, layer)
+        self._scorer = chunk.scorer
+        if chunk.post_process:
+            self._after(self.model.decoder.final_layernorm, self._norm(self._whole, "stream", "normed"))
+            self._after(self.model.output_layer, self._native_logits)  # does not run where the scorer has the head
+            self.model.scorer = _WatchedScorer(chunk.scorer, self._head)
+        self._after(chunk, self._end)
 
-    def begin(self, batch: MicroBatch, placed: Placed) -> None:
-        """Call before the pass over this micro-batch; `placed` says which row holds which token of which sample."""
-        self._batch, self._placed = batch, placed
-        self.recorder.place(placed.rows(self._traced))
+    def close(self) -> None:
+        """Stop recording; the chunk is as it was."""
+        for handle in self._handles:
+            handle.remove()
+        self.model.scorer = self._scorer
+
+    def _begin(self, model: Any, args: tuple[MicroBatch, ...]) -> None:
+        batch = args[0]
+        self._batch, self._placed = batch, self._places[id(batch)]
+        self.recorder.place(self._placed.rows(self._traced))
         self.recorder.note(IDS, batch.ids.t().reshape(-1, 1))
         if batch.packing is not None:
             self.recorder.note(POSITIONS, batch.packing.positions.long()[:, None])
@@ -53,34 +95,23 @@ class RankTrace:
             count = batch.ids.shape[0]
             self.recorder.note(POSITIONS, (torch.arange(batch.ids.numel()) // count)[:, None])
 
-    def end(self) -> None:
-        """Call after the pass."""
+    def _end(self, model: Any, args: tuple[MicroBatch, ...], out: Tensor) -> None:
+        if model.post_process:
+            self._scored(args[0], out)
         self.recorder.collect()
-
-    def take(self) -> list[Entry]:
-        """What was recorded since the last call."""
-        return self.recorder.take()
-
-    def close(self) -> None:
-        """Stop recording; the model is as it was."""
-        for handle in self._handles:
-            handle.remove()
-        self._model.scorer = self._scorer
-
-    def facts(self) -> dict[str, Any]:
-        """Of every site that this rank computes: its code, its route and its parameters."""
-        return describe(self._model)
 
     def _watch(self, index: int, layer: Any) -> None:
         attention, mlp = layer.self_attention, layer.mlp
+        sharers = getattr(attention, "sharers", 1)
         self._after(layer.input_layernorm, self._norm(index, "stream", "normed"))
-        self._after(attention.linear_qkv, self._qkv(index, attention))
-        for which in "qk":
+        if sharers == 1:  # ranks that share keys hold pieces of heads here
+            self._after(attention.linear_qkv, self._qkv(index, attention))
+        for which, shared in (("q", 1), ("k", sharers)):
             module = getattr(attention, f"{which}_layernorm")
             if module is not None and hasattr(module, "weight"):
-                self._after(module, self._part_after(Point(index, f"{which}_normed"), 2))
-        self._before(attention.core_attention, self._turned(index))
-        self._after(attention.core_attention, self._part_after(Point(index, "mixed"), 2))
+                self._after(module, self._part_after(Point(index, f"{which}_normed"), shared))
+        self._before(attention.core_attention, self._turned(index, sharers))
+        self._after(attention.core_attention, self._part_after(Point(index, "mixed")))
         self._after(attention.linear_proj, self._first(Point(index, "attn_out")))
         self._after(layer.pre_mlp_layernorm, self._norm(index, "stream_mid", "ffn_normed"))
         self._after(mlp.linear_fc1, self._gate_up(index))
@@ -110,49 +141,48 @@ class RankTrace:
             per_group = attention.num_attention_heads_per_partition // groups
             grouped = out[0].reshape(*out[0].shape[:2], groups, per_group + 2, dim)
             for name, part in zip("qkv", grouped.split([per_group, 1, 1], dim=3), strict=True):
-                self._part(Point(layer, name), part, 2)
+                self._part(Point(layer, name), part)
 
         return note
 
-    def _part_after(self, point: Point, axes: int) -> Callable[..., None]:
-        return lambda module, args, out: self._part(point, out, axes if out.dim() > axes else 1)
+    def _part_after(self, point: Point, sharers: int = 1) -> Callable[..., None]:
+        return lambda module, args, out: self._part(point, out, sharers)
 
-    def _turned(self, layer: int) -> Callable[..., None]:
+    def _turned(self, layer: int, sharers: int) -> Callable[..., None]:
         def note(module: Any, args: tuple[Any, ...]) -> None:
             query, key, value = args[:3]
-            for name, part in (("q_turned", query), ("k_turned", key)):
-                self._part(Point(layer, name), part, self._head_axis(part))
+            for name, part, shared in (("q_turned", query, 1), ("k_turned", key, sharers)):
+                self._part(Point(layer, name), part, shared)
             if self._batch is not None and self._batch.packing is not None:
                 key, value = module.all_keys(key, value, self._batch.packing)
             if not self.recorder.traces():
                 return
             for name, part in (("keys", key), ("values", value)):
-                self._prefixes(layer, name, part)
+                self._prefixes(layer, name, part, sharers)
 
         return note
 
-    def _head_axis(self, part: Tensor) -> int:
-        """Packed rows are [T, heads, dim], padded ones [sequence, batch, heads, dim]."""
-        return 1 if part.dim() == 3 else 2
-
-    def _prefixes(self, layer: int, name: str, part: Tensor) -> None:
+    def _prefixes(self, layer: int, name: str, part: Tensor, sharers: int) -> None:
         assert self._placed is not None
         flat = part.reshape(-1, part.shape[-2] * part.shape[-1])
-        width = flat.shape[1]
+        start, whole = self._columns(flat.shape[1], sharers)
         for keys, rows in self._placed.keys(self._traced):
             if len(rows):
-                held = flat.index_select(0, keys)
-                self.recorder.note_prefixes(layer, name, held, rows, start=self._tp * width, whole=self._ranks * width)
+                self.recorder.note_prefixes(layer, name, flat.index_select(0, keys), rows, start=start, whole=whole)
+
+    def _columns(self, width: int, sharers: int = 1) -> tuple[int, int]:
+        """First column and width of the whole row, of a part that so many neighbouring ranks hold alike."""
+        return self._tp // sharers * width, max(1, self._ranks // sharers) * width
 
     def _gate_up(self, layer: int) -> Callable[..., None]:
         def note(module: Any, args: Any, out: tuple[Tensor, Any]) -> None:
             for name, half in zip(("gate", "up"), out[0].chunk(2, dim=-1), strict=True):
-                self._part(Point(layer, name), half, 2)
+                self._part(Point(layer, name), half)
 
         return note
 
     def _activated(self, layer: int) -> Callable[..., None]:
-        return lambda module, args: self._part(Point(layer, "activated"), args[0], 2)
+        return lambda module, args: self._part(Point(layer, "activated"), args[0])
 
     def _tokens(self, point: Point, x: Tensor) -> None:
         """Whole rows [sequence, batch, hidden], of which sequence parallelism leaves this rank its share."""
@@ -170,29 +200,26 @@ class RankTrace:
         own = (local >= 0) & (local < count)
         self.recorder.place(Rows(local[own], rows.sequence[own], rows.index[own]), "share")
 
-    def _part(self, point: Point, x: Tensor, axes: int) -> None:
-        """This rank's columns of every row; the first `axes` axes count rows."""
-        flat = x.reshape(x.shape[:axes].numel(), -1)
+    def _part(self, point: Point, x: Tensor, sharers: int = 1) -> None:
+        """This rank's columns of every row, however many axes count heads and columns."""
         assert self._batch is not None
-        if flat.shape[0] != self._batch.ids.numel():  # heads counted among the rows
-            flat = flat.reshape(self._batch.ids.numel(), -1)
-        width = flat.shape[1]
-        self.recorder.note(point, flat, start=self._tp * width, whole=self._ranks * width)
+        flat = x.reshape(self._batch.ids.numel(), -1)
+        start, whole = self._columns(flat.shape[1], sharers)
+        self.recorder.note(point, flat, start=start, whole=whole)
 
     def _native_logits(self, module: Any, args: Any, out: tuple[Tensor, Any]) -> None:
         logits = out[0].reshape(-1, out[0].shape[-1])
         self._place_active()
         self._logits(logits)
 
-    def _scored(self, model: Any, args: tuple[MicroBatch], logp: Tensor) -> None:
-        batch = args[0]
+    def _scored(self, batch: MicroBatch, logp: Tensor) -> None:
         self._place_active()
         if not self.recorder.traces("active"):
             return
         self.recorder.note(TARGETS, batch.targets[:, None], kind="active")
-        temperature = torch.full((len(batch.targets), 1), float(model.temperature))
+        temperature = torch.full((len(batch.targets), 1), float(self.model.temperature))
         self.recorder.note(TEMPERATURE, temperature, kind="active")
-        self.recorder.note(Point(len(self._layers), "logp"), logp[:, None], kind="active")
+        self.recorder.note(Point(self._whole, "logp"), logp[:, None], kind="active")
 
     def _place_active(self) -> None:
         """Rows of active tokens are numbered as in the batch's own list of them."""
@@ -206,10 +233,10 @@ class RankTrace:
     def _logits(self, logits: Tensor) -> None:
         """Real columns of this rank's part of the vocabulary, of all rows."""
         assert self._batch is not None
-        width, vocab = logits.shape[-1], self._model.shape.vocab
+        width, vocab = logits.shape[-1], self.model.shape.vocab
         real = max(0, min(width, vocab - self._tp * width))
         picked = logits[self._batch.rows][:, :real]
-        point = Point(len(self._layers), "logits")
+        point = Point(self._whole, "logits")
         self.recorder.note(point, picked, start=self._tp * width, whole=vocab, kind="active")
 
     def _head(self, request: LinearLogpRequest) -> None:
@@ -236,8 +263,11 @@ class _WatchedScorer:
 
 def describe(model: Any) -> dict[str, Any]:
     """{"layer name of the site": {"route", "implementation", "parameters"}}; layer -1 for sites outside of layers."""
-    found = {"-1 embedding": _facts(type(model.embedding), model.case.all_native, {})}
-    for index, layer in enumerate(model.decoder.layers):
+    found = {}
+    if model.pre_process:
+        found["-1 embedding"] = _facts(type(model.embedding), model.case.all_native, {})
+    for layer in model.decoder.layers:
+        index = layer.layer_number - 1
         attention, mlp = layer.self_attention, layer.mlp
         strict = model.case.attention == "R"
         activation = mlp.activation_func if isinstance(mlp.activation_func, torch.nn.Module) else mlp
@@ -261,6 +291,8 @@ def describe(model: Any) -> dict[str, Any]:
         for name, (module, parameters) in entries.items():
             if module is not None:
                 found[f"{index} {name}"] = _facts(type(module), None, parameters)
+    if not model.post_process:
+        return found
     norm = model.decoder.final_layernorm
     native = model.case.logp == "P"
     found["-1 final norm"] = _facts(type(norm), None, _eps(norm))

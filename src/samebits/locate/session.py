@@ -101,7 +101,8 @@ class Session:
         traced = {question.number: last}
         answers = [side.trace(question.sequences, traced, list(keep)) for side in (self._trainer, self._rollout)]
         traces = [assemble([entries for entries, _ in answer]) for answer in answers]
-        return (traces[0], traces[1]), (answers[0][0][1], answers[1][0][1])
+        facts = [{name: fact for _, held in answer for name, fact in held.items()} for answer in answers]
+        return (traces[0], traces[1]), (facts[0], facts[1])
 
     def _trainer_weights(self) -> dict[str, torch.Tensor]:
         path = self._scratch / "traced-weights"
