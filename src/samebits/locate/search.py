@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from samebits.trace import Point, SideTrace, Site, Token
@@ -57,19 +57,17 @@ def first_divergence(left: SideTrace, right: SideTrace, order: Sequence[Site]) -
                 token=token,
                 tokens=len(set().union(*wrong.values())),
                 compared=max(count for _, count in found.values()),
-                region=tuple(_region(site, left, right, producers)),
+                region=tuple(sorted(_region(site, left, right, producers), key=order.index)),
             )
     return None
 
 
-def _region(site: Site, left: SideTrace, right: SideTrace, producers: dict[Point, Site]) -> list[Site]:
-    """The site and, for what it read that was not compared, the sites that wrote that."""
+def _region(site: Site, left: SideTrace, right: SideTrace, producers: Mapping[Point, Site]) -> list[Site]:
+    """The site and, for what it read that was not compared, the sites that wrote that, and so on."""
     found = [site]
-    for point in site.reads:
-        if point not in ASKED and not differing(left, right, point)[1]:
-            found = [
-                *(one for one in _region(producers[point], left, right, producers) if one not in found), *found
-            ]  # fmt: skip
+    for one in found:
+        unseen = [point for point in one.reads if point not in ASKED and not differing(left, right, point)[1]]
+        found += [producers[point] for point in unseen if producers[point] not in found]
     return found
 
 
