@@ -66,8 +66,10 @@ def _region(site: Site, left: SideTrace, right: SideTrace, producers: Mapping[Po
     """The site and, for what it read that was not compared, the sites that wrote that, and so on."""
     found = [site]
     for one in found:
-        unseen = [point for point in one.reads if point not in ASKED and not differing(left, right, point)[1]]
-        found += [producers[point] for point in unseen if producers[point] not in found]
+        for point in one.reads:
+            unseen = point not in ASKED and not differing(left, right, point)[1]
+            if unseen and producers[point] not in found:
+                found.append(producers[point])
     return found
 
 
