@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "contract", "bits", "ops", "collectives", "linear_logp", "patching", "timeline", "trace", "env", "_cpu",
     },
     "into_vime": {"linear_logp", "contract", "ops"},
-    "rl": {"contract", "timeline", "bits", "evidence", "env", "presets"},
+    "rl": {"contract", "timeline", "bits", "evidence", "trace", "env", "presets"},
     "matrix": {"contract", "evidence", "rl", "testing", "timeline"},
     "ablate": {"contract", "timeline", "bits", "evidence", "rl"},
     "testing": {"contract", "bits", "ops", "arithmetic", "backends", "_cpu", "timeline", "evidence"},

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from samebits.trace import Point, Recorder, Rows, Token, assemble, prefix_digests, row_digests
+from samebits.trace.files import encode_traces, read_traces
 
 ROWS = torch.randn(300, 96, generator=torch.Generator().manual_seed(0)).bfloat16()
 
@@ -88,3 +92,20 @@ def test_a_fixed_capacity_keeps_its_addresses_and_refuses_more() -> None:
     every = torch.arange(5)
     with pytest.raises(ValueError, match="capacity"):
         recorder.place(Rows(every, every, every))
+
+
+def test_traces_come_back_from_a_file(tmp_path: Path) -> None:
+    sides = {name: assemble(record(ROWS + value, torch.arange(300), (0, 48))) for name, value in (("a", 0), ("b", 1))}
+    file = tmp_path / "traces.safetensors"
+    file.write_bytes(encode_traces(sides))
+    found = read_traces(file)
+    for name, side in sides.items():
+        assert (found[name].digests, found[name].dtypes) == (side.digests, side.dtypes)
+        assert found[name].rows.keys() == side.rows.keys()
+    assert found["a"].digests != found["b"].digests
+
+
+def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
+    save_file({"trainer/q/bfloat16/tokens": torch.zeros(1, 2)}, tmp_path / "x.safetensors")
+    with pytest.raises(ValueError, match="no tensor of a trace"):
+        read_traces(tmp_path / "x.safetensors")

@@ -44,6 +44,8 @@ def show(found: Located) -> None:
             f"  of {came.recorded} recorded log-probabilities came out again: {came.rollout} of the rollout side, "
             f"{came.trainer} of the trainer"
         )
+    if found.in_the_run:
+        console.print(f"  {escape(found.in_the_run)}")
     if found.repro:
         console.print(f"  without either engine: python -m pytest {found.repro}")
 

@@ -60,6 +60,7 @@ def run(
     rollout_seed: Annotated[Whole, typer.Option(help="Random draws of the rollout.")] = None,
     eval_interval: Annotated[Whole, typer.Option(help="Steps between evaluations; 0: none.")] = None,
     eval_prompts: Annotated[Whole, typer.Option(help="Problems per evaluation.")] = None,
+    trace_tokens: Annotated[Whole, typer.Option(help="Tokens per step that `locate` can look into.")] = None,
     linear_logp_provider: Annotated[Text, typer.Option(help="Dotted path or registered name.")] = None,
     linear_logp_provider_mode: Annotated[Text, typer.Option(help="auto, strict or audit.")] = None,
     replay_tokens: Annotated[Text, typer.Option(help="Produce a run's recorded tokens again.")] = None,

@@ -57,10 +57,8 @@ class RankTrace:
 class ChunkTrace:
     """The hooks of one chunk. A pass begins and ends with the chunk's own forward, which is given the batch."""
 
-    def __init__(
-        self, chunk: ScoringModel, recorder: Recorder, places: Mapping[int, Placed], traced: Mapping[int, int]
-    ) -> None:
-        self.model: Any = chunk
+    def __init__(self, chunk: Any, recorder: Recorder, places: Mapping[int, Placed], traced: Mapping[int, int]) -> None:
+        self.model = chunk
         self.recorder = recorder
         self._places, self._traced = places, traced
         self._whole = chunk.shape.layers
@@ -243,7 +241,8 @@ class ChunkTrace:
         self._place_active()
         if self.recorder.traces("active") and request.context is not None:
             hidden, projection = request.context.hidden, request.context.projection
-            self._logits(matmul_f32(hidden.bfloat16(), projection.weight.detach(), projection.bias))
+            with torch.no_grad():
+                self._logits(matmul_f32(hidden.bfloat16(), projection.weight, projection.bias))
 
 
 class _WatchedScorer:

@@ -117,6 +117,14 @@ class RolloutEngine:
             answers = self._ask("samebits_traced", during="trace")
         return answers
 
+    def watch(self, traced: Mapping[int, int]) -> None:
+        """Record points of the next requests, by their numbers, up to the index given for each."""
+        self._ask("samebits_trace", dict(traced), [], during="watch")
+
+    def watched(self) -> list[list[Entry]]:
+        """Stop recording; what each worker recorded."""
+        return [entries for entries, _ in self._ask("samebits_traced", during="watched")]
+
     def live_shards(self) -> list[ShardDigest]:
         """The digest of every parameter slice that a worker holds now, computed anew, over all workers."""
         answers = self._ask("samebits_live_shards", during="live_shards")

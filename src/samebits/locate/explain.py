@@ -17,6 +17,12 @@ from samebits.trace import Point, SideTrace, Site, TracedSequence
 from samebits.trace.points import IDS, POSITIONS, TARGETS, TEMPERATURE
 
 Facts = Mapping[str, Mapping[str, Any]]
+# Boundary -> what a side was asked for there: the kind of a difference, the point that holds it, its name.
+_ASKED: dict[str, tuple[tuple[Kind, Point, str], ...]] = {
+    "embedding": (("input ids", IDS, "token id"),),
+    "rotary": (("position ids", POSITIONS, "position id"),),
+    "logprob": (("target ids", TARGETS, "scored token"), ("temperature", TEMPERATURE, "temperature")),
+}
 
 
 def facts_of(facts: Facts, site: Site) -> Mapping[str, Any]:
@@ -35,16 +41,12 @@ def kind_of(
 ) -> tuple[Kind, str]:
     """The kind, and a sentence with the values of both sides (trainer first)."""
     site, token = found.site, found.token
-    asked: dict[str, tuple[Kind, Point, str]] = {
-        "embedding": ("input ids", IDS, "token id"),
-        "rotary": ("position ids", POSITIONS, "position id"),
-    }
-    if site.boundary in asked:
-        kind, point, what = asked[site.boundary]
-        left, right = trainer.asked(point, token), rollout.asked(point, token)
+    for kind, point, what in _ASKED.get(site.boundary, ()):
+        left, right = (_shown(side, point, found) for side in (trainer, rollout))
         if left != right:
-            wanted = sequence.token_ids[token.index] if point == IDS else token.index
-            return kind, f"the {what} is {left} on the trainer and {right} on the rollout side; it should be {wanted}"
+            wanted = {IDS: sequence.token_ids[token.index], POSITIONS: token.index}.get(point)
+            right_one = "" if wanted is None else f"; it should be {wanted}"
+            return kind, f"the {what} is {left} on the trainer and {right} on the rollout side{right_one}"
     stems = {stem(name) for name in wrong_weights}
     held = [name for name in wrong_weights if stem(name) in site.weights]
     if stems & set(site.weights):
@@ -53,11 +55,6 @@ def kind_of(
     for point, (left_type, right_type) in dtypes.items():
         if left_type != right_type:
             return "dtype", f"{point.name} is {left_type} on the trainer and {right_type} on the rollout side"
-    if site.boundary == "logprob":
-        for kind, point in (("target ids", TARGETS), ("temperature", TEMPERATURE)):
-            left, right = (_shown(side, point, found) for side in (trainer, rollout))
-            if left != right:
-                return kind, f"{_NAMES[kind]} is {left} on the trainer and {right} on the rollout side"  # type: ignore[return-value]
     differing = parameter_differences(*(facts_of(side, site)["parameters"] for side in facts))
     if differing:
         text = ", ".join(
@@ -71,9 +68,6 @@ def kind_of(
     if site.boundary == "copy":
         return "KV cache", "attention reads other keys or values than those that were computed"
     return "operator", "inputs, weights and settings agree, what comes out differs"
-
-
-_NAMES = {"target ids": "the scored token", "temperature": "the temperature"}
 
 
 def _shown(side: SideTrace, point: Point, found: Divergence) -> object:

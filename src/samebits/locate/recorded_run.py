@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from samebits.contract import refusal
 from samebits.evidence.sidecar import StepSample, read_step, sidecar_name
 from samebits.evidence.store import MANIFEST, TIMELINE
+from samebits.evidence.verdict import Verdict
 from samebits.locate.hosting import Setting, hosted
 from samebits.locate.model import Decoder
+from samebits.locate.search import coverage, first_divergence
 from samebits.locate.session import Answered, Question, Session
 from samebits.locate.sides import RolloutHosts, TrainerHosts
 from samebits.rl.config import RunConfig
@@ -21,10 +23,12 @@ from samebits.rl.processes import Group
 from samebits.rl.protocols import RunFailed
 from samebits.rl.publication import version_of
 from samebits.rl.sides import TrainerGroup
+from samebits.rl.step_trace import trace_name
 from samebits.timeline.events import Event, Published, Sampled, parse_json
 from samebits.timeline.ledger import read
 from samebits.timeline.types import SampleKey, TrainSample
 from samebits.trace import TracedSequence
+from samebits.trace.files import read_traces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +131,28 @@ class RecordedRun:
             timeout = self.config.step_timeout
             decoder = Decoder.read(setting.inputs.model, self.config.segments)
             session = Session(TrainerHosts(ranks, timeout), RolloutHosts(engines, timeout), decoder, Path(scratch))
-            return session.locate(question)
+            return self._with_own_traces(session.locate(question), target.step, decoder)
+
+    def _with_own_traces(self, answered: Answered, step: int, decoder: Decoder) -> Answered:
+        """Adds what the run recorded about this step while it computed it, if it did."""
+        file = self._run / trace_name(step)
+        if not file.is_file():
+            return answered
+        sides = read_traces(file)
+        found = first_divergence(sides["trainer"], sides["rollout"], decoder.sites())
+        seen = coverage(sides["trainer"], sides["rollout"], decoder.sites())
+        located = answered.located
+        if found is None:
+            text = f"the {seen.tokens} tokens that the run traced in step {step} agreed at {seen.points} points"
+            return replace(answered, located=replace(located, in_the_run=text))
+        key = self.samples(step)[found.token.sequence].key
+        text = (
+            f"the run's own trace of step {step} first differs at {found.site}, token {found.token.index} of sample "
+            f"{key} ({found.tokens} of {found.compared} tokens)"
+        )
+        if located.verdict is not Verdict.DIFFERENT:
+            located = replace(located, verdict=Verdict.DIFFERENT, summary=f"{text}; computed again, {located.summary}")
+        return replace(answered, located=replace(located, in_the_run=text))
 
     def _engine(self, key: str) -> int:
         return next(

@@ -57,7 +57,10 @@ class Replayed:
 
 @dataclass(frozen=True, kw_only=True)
 class Located:
-    """The answer. `kind` says what sort of difference it is, `hints` what else was noticed about it."""
+    """The answer. `kind` says what sort of difference it is, `hints` what else was noticed about it.
+
+    `in_the_run` is what the traces say that the run itself kept of this step (`--trace-tokens`).
+    """
 
     verdict: Verdict
     summary: str
@@ -72,6 +75,7 @@ class Located:
     tokens_compared: int = 0
     not_compared: tuple[str, ...] = ()
     replayed: Replayed | None = None
+    in_the_run: str | None = None
     repro: str | None = None
 
     def as_data(self) -> dict[str, Any]:

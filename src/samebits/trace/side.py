@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +14,8 @@ from samebits.trace.recorder import Entry
 _MASK = (1 << 64) - 1
 
 
-class Token(NamedTuple):
+@dataclass(frozen=True, order=True, slots=True)
+class Token:
     """One token of one sequence: the number of the sequence, the index of the token in it."""
 
     sequence: int
@@ -43,11 +44,6 @@ class SideTrace:
     digests: dict[Point, dict[Token, int]] = field(default_factory=dict)
     rows: dict[Point, dict[Token, np.ndarray[Any, Any]]] = field(default_factory=dict)
     conflicts: list[tuple[Point, Token]] = field(default_factory=list)
-
-    def asked(self, point: Point, token: Token) -> int | None:
-        """The one element kept at an integer point, as it was given."""
-        row = self.rows.get(point, {}).get(token)
-        return None if row is None else int(row[0])
 
 
 def assemble(ranks: Sequence[Iterable[Entry]]) -> SideTrace:
