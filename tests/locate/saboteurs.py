@@ -141,6 +141,10 @@ def stale_weight(model: Any) -> Undo:
     return nudge(model.model.layers[1].mlp.down_proj.weight, 77)
 
 
+def stale_norm_weight(model: Any) -> Undo:
+    return nudge(model.model.layers[1].input_layernorm.weight, 7)
+
+
 def bf16_logits(model: Any) -> Undo:
     handle = model.logits_processor.register_forward_hook(lambda module, args, logits: logits.bfloat16().float())
     return handle.remove
@@ -178,6 +182,7 @@ ROLLOUT_FAULTS: dict[str, Callable[[Any], Undo]] = {
         swapped_pages,
         rotary_base,
         stale_weight,
+        stale_norm_weight,
         bf16_logits,
         later_positions,
         other_token,

@@ -35,6 +35,7 @@ PLANTED = (
     Planted("rollout", "swapped_pages", "KV cache", 1, "KV cache", 0, "the key of position 16", guilty=False),
     Planted("rollout", "rotary_base", "rotary", 0, "parameter", 1, ""),
     Planted("rollout", "stale_weight", "down projection", 1, "weights", guilty=False),
+    Planted("rollout", "stale_norm_weight", "input norm", 1, "weights", 0, guilty=False),
     Planted("rollout", "bf16_logits", "LM head", 2, "operator", 24, "every value of logits is a bfloat16 value"),
     Planted("rollout", "later_positions", "rotary", 0, "position ids", 12, guilty=False),
     Planted("rollout", "other_token", "embedding", -1, "input ids", 9, guilty=False),
@@ -98,10 +99,10 @@ def test_the_repro_shows_the_difference_without_an_engine(pair: Pair, tmp_path: 
 
 
 def test_the_repro_of_a_weight_shows_the_weight(pair: Pair, tmp_path: Path) -> None:
-    answered = check(pair, next(one for one in PLANTED if one.fault == "stale_weight"))
+    answered = check(pair, next(one for one in PLANTED if one.fault == "stale_norm_weight"))
     weight = answered.located.weight
     assert weight is not None
-    assert (weight.name, weight.index) == ("model.layers.1.mlp.down_proj.weight", (0, 77))
+    assert (weight.name, weight.index) == ("model.layers.1.input_layernorm.weight", (7,))
     assert (weight.values.count, weight.values.first.ulps) == (1, 1)
     outcome = outcomes(write_repro(tmp_path, answered.located, answered.sample))
     assert [name for name, word in outcome.items() if word == "failed"] == [
