@@ -29,7 +29,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evidence": {"contract", "timeline", "bits"},
     "trace": {"bits"},
     "locate": {"contract", "timeline", "bits", "ops", "evidence", "trace", "rl"},
-    "into_vllm": {"contract", "bits", "ops", "collectives", "patching", "timeline", "trace", "env", "_cpu"},
+    "into_vllm": {
+        "contract", "bits", "ops", "backends", "collectives", "patching", "timeline", "trace", "env", "_cpu",
+    },
     "into_megatron": {
         "contract", "bits", "ops", "collectives", "linear_logp", "patching", "timeline", "trace", "env", "_cpu",
     },
