@@ -127,12 +127,12 @@ def _run_matrix(file: Path, folder: Path | None, flags: Mapping[str, Any]) -> in
 def prepare() -> None:
     """Signals end a run in good order, and killed processes are cleared away in silence."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+        signal.signal(number, interrupt)
     # A killed process leaves semaphores behind; Python's tracker removes them, and need not say so here.
     env.export({"PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker"})
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
