@@ -29,7 +29,7 @@ def examine() -> dict[str, Any]:
     """Versions by package, those missing, the kernels' instruction set, each boundary's digest."""
     from samebits import _cpu
     from samebits.contract import digest_of
-    from samebits.ops.boundaries import BOUNDARIES
+    from samebits.contract.boundaries import BOUNDARIES
 
     packages: dict[str, str | None] = {name: _version(name) for name in ("samebits", *NEEDED)}
     boundaries = {boundary.id: boundary.digest() for boundary in BOUNDARIES}
