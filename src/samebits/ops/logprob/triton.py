@@ -20,6 +20,7 @@ from samebits.ops.linear import triton as linear
 from samebits.ops.linear.launch import SMS, Launch
 from samebits.ops.logprob import kernels
 from samebits.ops.logprob.contract import EMPTY_TOP
+from samebits.ops.logprob.registry import KERNELS as KERNELS
 from samebits.ops.logprob.rows import NO_TARGET, Temperature
 
 BLOCK, WARPS = 512, 1  # of a row, for one program
