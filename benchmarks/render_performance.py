@@ -57,10 +57,10 @@ def linear(data: Data) -> str:
     every = [[what, f"{n} x {k}", *(_ratio(records, m, n, k, what) for m in rows)] for n, k, what in names]
     return "\n\n".join((
         "## Linear maps",
-        "The weights of Qwen3-8B split over 1, 2, 4 and 8 ranks, M rows of input, against `torch.mm`, in captured graphs; "
-        "weights rotate through more memory than the L2 cache holds. `own` is the Triton kernel alone; a run takes "
-        "the vendor's product where a certificate exists (its bits were those of the contract on random and adversarial "
-        "inputs, eagerly and in a graph) and it is the faster one.",
+        "The weights of Qwen3-8B split over 1, 2, 4 and 8 ranks, M rows of input, against `torch.mm`, in captured "
+        "graphs; weights rotate through more memory than the L2 cache holds. `own` is the Triton kernel alone; a run "
+        "takes the vendor's product where a certificate exists (its bits were those of the contract on random and "
+        "adversarial inputs, eagerly and in a graph) and it is the faster one.",
         origin(data),
         f"Geometric mean {geometric_mean(few):.3f} for M <= 64 and {geometric_mean(many):.3f} for M >= 512 (wanted: "
         f"0.97 both); lowest single ratio {lowest:.2f} (wanted: 0.85).",
@@ -100,8 +100,8 @@ def logprob(data: Data) -> str:
     return "\n\n".join((
         "## LM head and log-probability",
         "Operations are counted as 2 T V H forward and 4 T V H backward; computing the logits again in the backward "
-        "pass is not counted. Extra memory is the peak above what was held before, gradients that a pass returns included; "
-        "ours adds the weight's gradient to an fp32 `main_grad` that exists before.",
+        "pass is not counted. Extra memory is the peak above what was held before, gradients that a pass returns "
+        "included; ours adds the weight's gradient to an fp32 `main_grad` that exists before.",
         origin(data),
         table(head, rows),
     ))  # fmt: skip

@@ -101,7 +101,8 @@ class RunConfig(BaseModel):
             raise ValueError("native_compile is for a native rollout side: set case to P/P (or R/P), or leave it out")
         if self.rollout_engines > self.prompts_per_step:
             raise ValueError(
-                f"rollout_engines {self.rollout_engines} exceeds the {self.prompts_per_step} prompts per step"
+                f"rollout_engines {self.rollout_engines} exceeds the {self.prompts_per_step} prompts per step; "
+                f"use at most {self.prompts_per_step}, or raise global_batch_size"
             )
         return self
 

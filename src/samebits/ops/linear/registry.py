@@ -49,14 +49,14 @@ def _strided(how: Launch, bf16: bool, targets: str) -> Entry:
     constants |= {"BLOCK_M": how.block_m, "BLOCK_N": how.block_n}
     if how.kernel == "fma":
         return "fma", kernels.matmul_fma, types, constants, _options(how, targets)
-    constants |= {"BLOCK_K": how.block_k, "SWAPPED": how.swapped}
+    constants |= {"BLOCK_K": how.block_k, "SWAPPED": how.swapped, "EVEN_M": False, "EVEN_N": True, "EVEN_K": True}
     return how.name, kernels.matmul_any, types, constants, _options(how, targets)
 
 
 def _options(how: Launch, targets: str) -> dict[str, object]:
     divisible = ("N", "K", "width", "a_row", "b_row", "stride_c")
-    # two values outside of the loop; MI350 computes in fma32 until its matrix unit is known
-    spills = ("sm_90", "gfx950") if how.block_m == 32 else ("gfx950",)
+    # MI350 computes in fma32 until its matrix unit is known
+    spills = ("gfx950",)
     sizes: dict[str, object] = {"num_warps": how.warps, "num_stages": how.stages}
     return sizes | {"targets": targets, "divisible": divisible, "spills_allowed": spills}
 

@@ -265,8 +265,8 @@ def _logit_gradient(
 
 
 def _chunk(hidden: Tensor, weight: Tensor) -> int:
-    """Columns of one chunk: fewer tokens leave room for more columns, a multiple of COLUMNS."""
-    return min(COLUMNS * max(1, TOKENS // max(hidden.shape[0], 1)), weight.shape[0])
+    """Columns of one chunk: fewer tokens leave room for more columns, up to four times COLUMNS."""
+    return min(COLUMNS * min(4, max(1, TOKENS // max(hidden.shape[0], 1))), weight.shape[0])
 
 
 def _cuts(length: int, step: int) -> list[slice]:
