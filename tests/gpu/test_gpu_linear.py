@@ -64,6 +64,17 @@ def test_every_launch_gives_the_bits_of_the_definition(how: Launch) -> None:
             assert_same(product(a, b, how, acc), want, f"{name}, continued")
 
 
+@pytest.mark.parametrize("rows", [1, 5, 17])
+def test_few_rows_of_whole_tiles(rows: int) -> None:
+    for name in DISTRIBUTIONS:
+        a, b, _ = on_card(name, rows, 264, 1024)
+        want = BACKENDS["reference"].forward(a, b, None, 1, torch.float32, arithmetic())
+        assert_same(matmul_f32(a, b), want, name)
+        for how in LAUNCHES:
+            if how.swapped and how.block_m >= rows:
+                assert_same(product(a, b, how), want, f"{name} {how.name}")
+
+
 @pytest.mark.parametrize("how", LAUNCHES, ids=lambda how: how.name)
 def test_factors_stored_the_other_way_round(how: Launch) -> None:
     a, b, _ = on_card("wide_exponents", 264, 280, 200)
