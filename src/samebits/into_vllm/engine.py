@@ -6,14 +6,15 @@ Nothing of vLLM or torch is imported before the environment that configures them
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from samebits import env
 from samebits.into_vllm.config import EngineConfig
 from samebits.into_vllm.plan import PLAN_VARIABLE, RoutePlan
-from samebits.timeline.types import GenerateRequest, Rollout, ShardDigest, WeightVersion
+from samebits.timeline.types import GenerateRequest, Rollout, SampleKey, ShardDigest, WeightVersion
+from samebits.trace import Entry, TracedSequence
 
 _GIB = 1 << 30
 _LOWEST_TEMPERATURE = 0.01
@@ -92,6 +93,46 @@ class RolloutEngine:
         """The digest of every parameter slice that a worker holds, over all workers."""
         answers = self._ask("samebits_shards", during="shards")
         return [ShardDigest(**shard) for shards in answers for shard in shards]
+
+    def trace(
+        self, sequences: Sequence[TracedSequence], traced: Mapping[int, int], keep: Collection[tuple[int, str]] = ()
+    ) -> list[tuple[list[Entry], dict[str, Any]]]:
+        """Produces given sequences token by token on a `forced` engine, and records points while it does.
+
+        `traced` maps the number of a sequence to its last index of interest, `keep` are points whose rows are wanted
+        whole. Returns, per worker, what it recorded and the facts of its sites. The prefix cache is emptied first;
+        traced sequences go first, so that their prompts are computed and not found.
+        """
+        with self._dying("trace"):
+            self._engine.reset_prefix_cache()
+        self._ask("samebits_trace", dict(traced), [tuple(point) for point in keep], during="trace")
+        order = sorted(range(len(sequences)), key=lambda number: (number not in traced, number))
+        try:
+            for number in order:
+                self._submit(str(number), _as_request(number, sequences[number]))
+            with self._dying("trace"):
+                while self._engine.has_unfinished_requests():
+                    self._engine.step()
+        finally:
+            answers = self._ask("samebits_traced", during="trace")
+        return answers
+
+    def watch(self, traced: Mapping[int, int]) -> None:
+        """Record points of the next requests, by their numbers, up to the index given for each."""
+        self._ask("samebits_trace", dict(traced), [], during="watch")
+
+    def watched(self) -> list[list[Entry]]:
+        """Stop recording; what each worker recorded."""
+        return [entries for entries, _ in self._ask("samebits_traced", during="watched")]
+
+    def live_shards(self) -> list[ShardDigest]:
+        """The digest of every parameter slice that a worker holds now, computed anew, over all workers."""
+        answers = self._ask("samebits_live_shards", during="live_shards")
+        return [ShardDigest(**shard) for shards in answers for shard in shards]
+
+    def weight(self, name: str) -> list[tuple[int, int, Any]]:
+        """(dim, first row, bf16 bits as int16) of each slice of one Hugging Face parameter, over all workers."""
+        return [part for parts in self._ask("samebits_weight", name, during="weight") for part in parts]
 
     def proof(self) -> list[dict[str, Any]]:
         """The route record of every worker, checked against the plan. Raises ProofMissing."""
@@ -213,6 +254,7 @@ def _arguments(config: EngineConfig, plan: RoutePlan) -> dict[str, Any]:
         "dtype": "bfloat16",
         "skip_tokenizer_init": True,
         "enforce_eager": not (config.compiled or plan.graphs),
+        **_compiler(config),
         "generation_config": "vllm",
         "seed": config.seed,
         "max_model_len": config.max_model_len,
@@ -224,6 +266,15 @@ def _arguments(config: EngineConfig, plan: RoutePlan) -> dict[str, Any]:
         "kv_cache_memory_bytes": int(config.kv_cache_gib * _GIB),
         "disable_log_stats": True,
     }
+
+
+def _compiler(config: EngineConfig) -> dict[str, Any]:
+    """The compiled mode as it is, with a witness of what it compiles."""
+    if not config.compiled:
+        return {}
+    from samebits.into_vllm.compiled import inductor_settings
+
+    return {"compilation_config": {"inductor_compile_config": inductor_settings()}}
 
 
 def _gpu_arguments(config: EngineConfig) -> dict[str, Any]:
@@ -246,6 +297,8 @@ def _environment(config: EngineConfig, plan: RoutePlan, cpus: Sequence[int], thr
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_NO_USAGE_STATS": "1",
+        # A whole compiled model from vLLM's own cache would come without its graphs.
+        **({"VLLM_USE_AOT_COMPILE": "0"} if config.compiled else {}),
         "VLLM_LOGGING_LEVEL": "WARNING",
         "HF_HUB_OFFLINE": "1",
         **(_cpu_environment(config, cpus, threads) if config.device == "cpu" else {}),
@@ -266,6 +319,19 @@ def _torch_threads(config: EngineConfig, threads: int) -> int:
     """Where samebits computes everything, torch keeps one thread: its idle OpenMP threads would spin for
     milliseconds on the cores that the kernels' own threads need."""
     return 1 if config.case.all_strict else threads
+
+
+def _as_request(number: int, sequence: TracedSequence) -> GenerateRequest:
+    """Asks for as many tokens as the sequence has behind its prompt."""
+    return GenerateRequest(
+        key=SampleKey(0, number, 0),
+        prompt_ids=sequence.token_ids[: sequence.prompt_length],
+        seed=0,
+        max_tokens=len(sequence.token_ids) - sequence.prompt_length,
+        temperature=sequence.temperature,
+        stop_ids=(),
+        forced=sequence.token_ids[sequence.prompt_length :],
+    )
 
 
 def _signed(seed: int) -> int:

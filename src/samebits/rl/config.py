@@ -46,6 +46,10 @@ class RunConfig(BaseModel):
     eval_interval: int = Field(5, ge=0, description="evaluate every so many steps and at both ends; 0: never")
     eval_prompts: int = Field(100, ge=1, description="held-out problems per evaluation")
 
+    trace_tokens: int = Field(
+        0, ge=0, description="response tokens per step, of its first sample, of which every boundary is recorded"
+    )
+
     linear_logp_provider: str = Field(
         "samebits.linear_logp.provider.provider",
         description="who computes the trainer's log-probabilities on route R: a dotted path or a registered name",
@@ -76,9 +80,13 @@ class RunConfig(BaseModel):
     )
     rollout_engines: int = Field(1, ge=1, description="vLLM engines")
     rollout_tp: int = Field(1, ge=1, description="tensor-parallel workers of each engine")
-    native_compile: bool = Field(False, description="native vLLM, compiled: faster, but unproven (cannot tell)")
+    native_compile: bool = Field(False, description="native vLLM, compiled: faster per token, slow to start")
     max_tp: int | None = Field(None, ge=1, description="K segments of row-parallel layers; the larger TP if unset")
     threads: int = Field(0, ge=0, description="CPU threads of one engine or trainer; 0: all that are free")
+
+    tensorboard: bool = Field(False, description="write TensorBoard files into RUN_DIR/tracking")
+    wandb: Literal["off", "offline", "online"] = Field("off", description="Weights & Biases; its files go there too")
+    wandb_project: str = Field("samebits", description="project name for Weights & Biases")
 
     start_timeout: float = Field(600.0, gt=0, description="seconds an engine or trainer may take to start")
     step_timeout: float = Field(1800.0, gt=0, description="seconds one call to it may take")
