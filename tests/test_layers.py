@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "matrix": {"contract", "evidence", "rl", "testing", "timeline"},
     "ablate": {"contract", "timeline", "bits", "evidence", "rl"},
     "testing": {"contract", "bits", "ops", "arithmetic", "backends", "_cpu", "timeline", "evidence"},
-    "report": {"contract", "timeline", "evidence"},
+    "report": {"contract", "timeline", "evidence", "ablate"},
     "bench": {"ops", "_cpu"},
     "cli": {
         "contract", "timeline", "bits", "evidence", "env", "ops", "rl", "report", "bench",

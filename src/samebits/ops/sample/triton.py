@@ -11,14 +11,14 @@ from samebits.ops.logprob import triton as logprob
 from samebits.ops.logprob.rows import Temperature
 from samebits.ops.sample import kernels
 
-BLOCK = 2048  # columns of one block; free, like everything about these launches
+BLOCK = 1024  # columns of one block; free, like everything about these launches
 
 _TYPES = {"logits": "*fp32", "temperatures": "*fp32", "states": "*i64", "sums": "*i64", "highest": "*fp32"}
 _TYPES |= {"counter": "*i64"} | dict.fromkeys(("columns", "stride", "blocks"), "i32")
 _DRAW = {"greedy": "*i32", "seeds": "*i64", "positions": "*i64", "tokens": "*i64"}
 KERNELS = (
     ("block_sums", kernels.block_sums, _TYPES, {"BLOCK": BLOCK}, {"num_warps": 8}),
-    ("choose", kernels.choose, _TYPES | _DRAW, {"BLOCK": BLOCK, "BLOCKS": 128}, {"num_warps": 8}),
+    ("choose", kernels.choose, _TYPES | _DRAW, {"BLOCK": BLOCK, "BLOCKS": 256}, {"num_warps": 8}),
 )
 
 
