@@ -9,6 +9,7 @@ from samebits.ops.logprob.contract import LOGPROB
 from samebits.ops.rms_norm.contract import RMS_NORM
 from samebits.ops.rotary.contract import ROTARY
 from samebits.ops.sample.contract import SAMPLE
+from samebits.ops.sample_support.contract import SAMPLE_SUPPORT
 from samebits.ops.swiglu.contract import SWIGLU
 
 BOUNDARIES = (
@@ -19,6 +20,7 @@ BOUNDARIES = (
     ATTENTION,
     SWIGLU,
     LOGPROB,
+    SAMPLE_SUPPORT,
     SAMPLE,
     LINEAR_GRADIENT,
     ATTENTION_BACKWARD,

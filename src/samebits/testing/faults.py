@@ -132,7 +132,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("states merge without aligning", "logprob", "lse.h", (("    other.raise(top);\n", ""),)),
     Fault("the low part of log2(e) is lost", "logprob", "lse.h", (("  r = fma(z, F32x16::all(0x1.4ae0c0p-26f), r);\n", ""),)),
     Fault(
-        "the target is missed at tile edges", "logprob", "kernels/logprob_head.cpp",
+        "the target is missed at tile edges", "logprob", "logit_gradient.h",
         (("if (target >= j && target", "if (target > j && target"),),
     ),
     # sampling
