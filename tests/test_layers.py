@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "arithmetic": {"_cpu"},
     "backends": set(),
     "ops": {"contract", "arithmetic", "backends", "_cpu", "bits"},
-    "collectives": {"contract", "arithmetic", "bits"},
+    "collectives": {"contract", "arithmetic", "bits", "_cpu"},
     "linear_logp": {"contract", "bits", "arithmetic", "ops", "collectives"},
     "patching": set(),
     "evidence": {"contract", "timeline", "bits"},
@@ -33,8 +33,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rl": {"contract", "timeline", "bits", "evidence", "env", "presets"},
     "testing": {"contract", "bits", "ops", "arithmetic", "backends", "_cpu", "timeline", "evidence"},
     "report": {"contract", "timeline", "evidence"},
+    "bench": {"ops", "_cpu"},
     "cli": {
-        "contract", "timeline", "bits", "evidence", "env", "ops", "rl", "report",
+        "contract", "timeline", "bits", "evidence", "env", "ops", "rl", "report", "bench",
         "into_vllm", "into_megatron", "linear_logp", "presets", "_cpu",
     },
 }  # fmt: skip

@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from samebits.bits import assert_same, first_difference
 from samebits.collectives import (
+    TRANSPORTS,
     all_gather_rows,
+    attach,
     copy_to_group,
+    detach,
     fold_neighbours,
     gather_ragged,
     gather_rows,
@@ -38,6 +42,16 @@ def odd_bits(rank: int) -> Tensor:
 
 def rank_program(me: Rank) -> dict[str, Tensor]:
     group = me.join()
+    found = {f"default {name}": tensor for name, tensor in everything(me, group).items()}
+    for transport in TRANSPORTS:
+        # so little room that the larger payloads travel in pieces
+        attach(group, transport, timeout=60.0, capacity=8192)
+        found |= {f"{transport} {name}": tensor for name, tensor in everything(me, group).items()}
+        detach(group)
+    return found
+
+
+def everything(me: Rank, group: ProcessGroup) -> dict[str, Tensor]:
     partial = partial_of(me.rank).requires_grad_()
     reduced = tree_all_reduce(partial, group)
     (grad_reduced,) = torch.autograd.grad(reduced, partial, partial_of(9))
@@ -75,8 +89,15 @@ def rank_program(me: Rank) -> dict[str, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Tensor]]:
+def all_four(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Tensor]]:
     return run_ranks(__file__, "rank_program", 4, tmp_path_factory.mktemp("four"))
+
+
+@pytest.fixture(params=["default", *TRANSPORTS])
+def four(request: pytest.FixtureRequest, all_four: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """What each of four ranks found over one transport."""
+    carried = f"{request.param} "
+    return [{n.removeprefix(carried): t for n, t in rank.items() if n.startswith(carried)} for rank in all_four]
 
 
 def balanced(values: list[Tensor]) -> Tensor:

@@ -11,7 +11,8 @@ import torch.multiprocessing as multiprocessing
 from samebits import _cpu
 from samebits.bits import assert_same, first_difference
 from samebits.ops.linear import matmul_f32
-from samebits.ops.logprob import cpu, linear_logp, logprob, merge_states
+from samebits.ops.logprob import linear_logp, logprob, merge_states
+from samebits.ops.logprob.head import BACKENDS
 
 ROWS, DEPTH, VOCABULARY = 256, 40, 500
 INSTRUCTION_SETS = ("scalar", "avx2", "best")
@@ -150,9 +151,12 @@ def test_schedules_do_not_show() -> None:
 def test_parts_of_the_vocabulary_merge_to_the_whole() -> None:
     case = Case()
     hidden, weight = case.hidden.detach(), case.weight.detach()
-    whole = cpu.linear_state(hidden, weight, None, case.targets, 0.7)
+    linear_state = BACKENDS["cpu"].linear_state
+    whole = linear_state(hidden, weight, None, case.targets, 0.7, "fma32")
     cuts = [0, 16, 250, 251, VOCABULARY]
-    parts = [cpu.linear_state(hidden, weight[a:b], None, case.targets - a, 0.7) for a, b in itertools.pairwise(cuts)]
+    parts = [
+        linear_state(hidden, weight[a:b], None, case.targets - a, 0.7, "fma32") for a, b in itertools.pairwise(cuts)
+    ]
     assert_same(merge_states([p[:, :5] for p in parts]), whole[:, :5])
     assert_same(torch.stack([p[:, 5] for p in parts]).amax(0), whole[:, 5])
 

@@ -28,6 +28,7 @@ from samebits.arithmetic.exact import (
     special,
     split,
     top_exponent,
+    zeros_for,
 )
 from samebits.arithmetic.rounding import canonical_nan
 
@@ -38,19 +39,19 @@ ZERO_EXPONENT = -126
 
 
 def dot(a: Tensor, b: Tensor, acc: Tensor | None = None) -> Tensor:
-    """a [M, K], b [N, K], both bf16 -> fp32 [M, N]; `acc` fp32 [M, N] is where the sums start (+0 if not given)."""
-    total = torch.zeros(a.shape[0], b.shape[0]) if acc is None else acc
+    """a [.., M, K], b [.., N, K], both bf16 -> fp32 [.., M, N]; `acc` is where the sums start (+0 if not given)."""
+    total = zeros_for(a, b) if acc is None else acc
     a, b = (fill(t, GROUP) for t in (a, b))
-    for k in range(0, a.shape[1], GROUP):
-        total = step(a[:, k : k + GROUP], b[:, k : k + GROUP], total)
+    for k in range(0, a.shape[-1], GROUP):
+        total = step(a[..., k : k + GROUP], b[..., k : k + GROUP], total)
     return total
 
 
 def step(a: Tensor, b: Tensor, acc: Tensor) -> Tensor:
-    """One group: a [M, 8], b [N, 8] acc [M, N] -> [M, N]."""
+    """One group: a [.., M, 8], b [.., N, 8], acc [.., M, N] -> [.., M, N]."""
     (left, left_exponent), (right, right_exponent) = split(a), split(b)
-    products = left[:, None] * right[None]
-    exponents = left_exponent[:, None] + right_exponent[None]
+    products = left[..., :, None, :] * right[..., None, :, :]
+    exponents = left_exponent[..., :, None, :] + right_exponent[..., None, :, :]
     peak = top_exponent(products, exponents, ZERO_EXPONENT)
     total = shift(products, exponents - peak[..., None] + (PRODUCT_FRACTION - 2 * BF16_FRACTION)).sum(-1)
     start, start_exponent = split(acc)
@@ -65,5 +66,5 @@ def step(a: Tensor, b: Tensor, acc: Tensor) -> Tensor:
 
 def _special_products(a: Tensor, b: Tensor, products: Tensor, exponents: Tensor) -> Tensor:
     overflow = (products.abs() >> (2 * BF16_FRACTION + 1) > 0).long() + exponents >= 128
-    kind = special(a)[:, None] * special(b)[None]
+    kind = special(a)[..., :, None, :] * special(b)[..., None, :, :]
     return torch.where(overflow & kind.isfinite(), kind * float("inf"), kind)

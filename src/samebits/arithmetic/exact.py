@@ -29,8 +29,14 @@ def split(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fill(rows: Tensor, group: int) -> Tensor:
-    """[M, K] with zeros appended until `group` divides K."""
-    return torch.nn.functional.pad(rows, (0, -rows.shape[1] % group))
+    """[.., K] with zeros appended until `group` divides K."""
+    return torch.nn.functional.pad(rows, (0, -rows.shape[-1] % group))
+
+
+def zeros_for(a: Tensor, b: Tensor) -> Tensor:
+    """+0 for every row of a [.., M, K] against every row of b [.., N, K]."""
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return torch.zeros(*batch, a.shape[-2], b.shape[-2], device=a.device)
 
 
 def special(x: Tensor) -> Tensor:

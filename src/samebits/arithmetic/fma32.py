@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import torch
 
+from samebits.arithmetic.exact import zeros_for
+
 
 def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     """round_fp32(a * b + c) with one rounding, elementwise with broadcasting. fp32 in, fp32 out."""
@@ -29,16 +31,16 @@ def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
 
 
 def dot(left: torch.Tensor, right: torch.Tensor, acc: torch.Tensor | None = None) -> torch.Tensor:
-    """Row-by-row products: left [M, K], right [N, K] -> fp32 [M, N], each a chain of fma over k ascending.
+    """Row-by-row products: left [.., M, K], right [.., N, K] -> fp32 [.., M, N], each a chain of fma over k ascending.
 
-    `acc` [M, N] is where the chains start (+0 when not given).
+    `acc` is where the chains start (+0 when not given).
     """
     a, b = left.float(), right.float()
     if acc is None:
-        acc = torch.zeros(a.shape[0], b.shape[0])
+        acc = zeros_for(a, b)
     exact_products = left.dtype == right.dtype == torch.bfloat16 and _products_are_exact(a, b)
-    for k in range(a.shape[1]):
-        x, y = a[:, k, None], b[None, :, k]
+    for k in range(a.shape[-1]):
+        x, y = a[..., :, None, k], b[..., None, :, k]
         # such a product is exact in fp32, so one addition is the whole fma
         acc = acc + x * y if exact_products else fma(x, y, acc)
     return acc

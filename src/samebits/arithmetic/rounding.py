@@ -17,4 +17,5 @@ def round_bf16(x: torch.Tensor) -> torch.Tensor:
 
 def canonical_nan(x: torch.Tensor) -> torch.Tensor:
     """fp32 with every NaN as 0x7fc00000."""
-    return torch.where(torch.isnan(x), torch.tensor(0x7FC00000, dtype=torch.int32).view(torch.float32), x)
+    nan = torch.tensor(0x7FC00000, dtype=torch.int32, device=x.device).view(torch.float32)
+    return torch.where(torch.isnan(x), nan, x)

@@ -25,6 +25,7 @@ from samebits.arithmetic.exact import (
     split,
     top_exponent,
     truncated_fp32,
+    zeros_for,
 )
 
 GROUP = 16
@@ -34,25 +35,25 @@ NAN = 0x7FFFFFFF
 
 
 def dot(a: Tensor, b: Tensor, acc: Tensor | None = None) -> Tensor:
-    """a [M, K], b [N, K], both bf16 -> fp32 [M, N]; `acc` fp32 [M, N] is where the sums start (+0 if not given)."""
-    total = torch.zeros(a.shape[0], b.shape[0]) if acc is None else acc
+    """a [.., M, K], b [.., N, K], both bf16 -> fp32 [.., M, N]; `acc` is where the sums start (+0 if not given)."""
+    total = zeros_for(a, b) if acc is None else acc
     a, b = (fill(t, GROUP) for t in (a, b))
-    for k in range(0, a.shape[1], GROUP):
-        total = step(a[:, k : k + GROUP], b[:, k : k + GROUP], total)
+    for k in range(0, a.shape[-1], GROUP):
+        total = step(a[..., k : k + GROUP], b[..., k : k + GROUP], total)
     return total
 
 
 def step(a: Tensor, b: Tensor, acc: Tensor) -> Tensor:
-    """One group: a [M, 16], b [N, 16] acc [M, N] -> [M, N]."""
+    """One group: a [.., M, 16], b [.., N, 16], acc [.., M, N] -> [.., M, N]."""
     (left, left_exponent), (right, right_exponent) = split(a), split(b)
-    products = left[:, None] * right[None]
-    exponents = left_exponent[:, None] + right_exponent[None]
+    products = left[..., :, None, :] * right[..., None, :, :]
+    exponents = left_exponent[..., :, None, :] + right_exponent[..., None, :, :]
     start, start_exponent = split(acc)
     start_top = top_exponent(start[..., None], start_exponent[..., None], ZERO_EXPONENT)
     top = torch.maximum(top_exponent(products, exponents, ZERO_EXPONENT), start_top)
     aligned = shift(products, exponents - top[..., None] + (FRACTION - 2 * BF16_FRACTION)).sum(-1)
     aligned += shift(start, start_exponent - top + (FRACTION - F32_FRACTION))
     rounded = truncated_fp32(aligned, top - FRACTION)
-    kind = special(acc) + (special(a)[:, None] * special(b)[None]).sum(-1)
-    nan = torch.tensor(NAN, dtype=torch.int32).view(torch.float32)
+    kind = special(acc) + (special(a)[..., :, None, :] * special(b)[..., None, :, :]).sum(-1)
+    nan = torch.tensor(NAN, dtype=torch.int32, device=acc.device).view(torch.float32)
     return torch.where(kind.isnan(), nan, torch.where(kind.isinf(), kind, rounded))

@@ -70,6 +70,13 @@ def round_bf16_of(x):
 
 
 @triton.jit
+def count_launch(counter):
+    """Advance the counter of this kernel (`samebits.backends.device_counters.slot`) by one for the whole launch."""
+    first = (tl.program_id(0) == 0) & (tl.program_id(1) == 0) & (tl.program_id(2) == 0)
+    tl.atomic_add(counter, 1, mask=first, sem="relaxed")
+
+
+@triton.jit
 def _unary(x, y, n, WHICH: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     v = tl.load(x + at, mask=at < n, other=0.0)

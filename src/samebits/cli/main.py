@@ -18,6 +18,8 @@ app = typer.Typer(
 )
 contract_app = typer.Typer(help="What is promised.", no_args_is_help=True)
 app.add_typer(contract_app, name="contract")
+bench_app = typer.Typer(help="What it costs.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
 
 # typer reads these annotations at run time, where `X | None` of a string annotation also works from 3.10 on.
 Text = Optional[str]  # noqa: UP045
@@ -129,6 +131,21 @@ def contract_docs(
     from samebits.cli.contract import docs_command
 
     raise typer.Exit(docs_command(folder))
+
+
+@bench_app.command("cpu")
+def bench_cpu(
+    threads: Annotated[int, typer.Option(min=0, help="Threads of both sides; 0: all cores.")] = 0,
+    seconds: Annotated[float, typer.Option(min=0, help="Time per comparison.")] = 2.0,
+    only: Annotated[str, typer.Option("--filter", help="Only what contains this text.")] = "",
+    out: Annotated[Optional[Path], typer.Option(help="Write OUT.json and OUT.svg.")] = None,  # noqa: UP045
+    matrix_unit: Annotated[bool, typer.Option(help="Whether the peer may use the processor's matrix unit.")] = True,
+    show_list: Annotated[bool, typer.Option("--list", help="Only name the comparisons.")] = False,
+) -> None:
+    """Measure each operator beside PyTorch's own on the same work; a ratio above 1 means samebits is faster."""
+    from samebits.cli.bench import bench_command
+
+    raise typer.Exit(bench_command(threads, seconds, only, out, matrix_unit, show_list))
 
 
 def _complain(error: Exception) -> int:

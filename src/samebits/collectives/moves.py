@@ -10,19 +10,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from samebits.collectives.groups import group_rank, group_size
+from samebits.collectives.transport import transport_of
 
 
 def gather_states(own: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """Stack every rank's tensor of one shape, in rank order: [ranks, *own.shape]; any dtype; no gradient."""
     own = own.detach().contiguous()
-    ranks = group_size(group)
-    if ranks == 1:
+    if group is None or group.size() == 1:
         return own.unsqueeze(0)
-    stacked = torch.empty((ranks, *own.shape), dtype=own.dtype, device=own.device)
-    # As bytes: every backend carries bytes, and none has an opinion about them.
-    flat = own.reshape(-1).view(torch.uint8)
-    dist.all_gather_into_tensor(stacked.view(-1).view(torch.uint8), flat, group=group)
-    return stacked
+    # As bytes: every transport carries bytes, and none has an opinion about them.
+    stacked = transport_of(group).gather(own.reshape(-1).view(torch.uint8))
+    return stacked.view(own.dtype).view(group.size(), *own.shape)
 
 
 def all_gather_rows(own: Tensor, group: dist.ProcessGroup | None) -> Tensor:

@@ -6,7 +6,6 @@ A rank's partial sum is the value of a subtree over its own run of K segments. T
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,40 +13,34 @@ import torch.distributed as dist
 from torch import Tensor
 
 from samebits.collectives.groups import group_size, require_power_of_two
-from samebits.collectives.moves import all_gather_rows, gather_states
-
-
-def fold_neighbours(parts: Sequence[Tensor]) -> Tensor:
-    """Sum of fp32 tensors by a balanced binary tree over neighbours: ((p0+p1)+(p2+p3))+...
-
-    Raises ValueError unless there are a power of two of them and all are fp32.
-    """
-    require_power_of_two(len(parts), "fold_neighbours")
-    for part in parts:
-        if part.dtype != torch.float32:
-            raise ValueError(f"fold_neighbours: partial sums must be float32, got {part.dtype}")
-    level = list(parts)
-    while len(level) > 1:
-        level = [level[i] + level[i + 1] for i in range(0, len(level), 2)]
-    return level[0]
+from samebits.collectives.moves import all_gather_rows
+from samebits.collectives.transport import transport_of
 
 
 def _tree_sum(partial: Tensor, group: dist.ProcessGroup) -> Tensor:
-    return fold_neighbours(gather_states(partial, group).unbind(0))
+    _check(partial, group, "tree_all_reduce")
+    flat = partial.contiguous().view(-1)
+    return transport_of(group).tree_sum(flat).view(partial.shape)
 
 
 def _tree_sum_rows(partial: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """This rank's rows of the tree sum; each rank sends every other one only the rows it will keep."""
-    ranks = group.size()
+    """This rank's rows of the tree sum; a rank needs of every other one only the rows that it will keep."""
+    ranks = _check(partial, group, "tree_reduce_scatter")
     if partial.shape[0] % ranks:
         raise ValueError(
             f"tree_reduce_scatter: {partial.shape[0]} rows do not split over {ranks} ranks; "
             f"pad them to a multiple of {ranks}"
         )
-    partial = partial.contiguous()
-    received = torch.empty_like(partial)
-    dist.all_to_all_single(received, partial, group=group)
-    return fold_neighbours(received.view(ranks, -1, *partial.shape[1:]).unbind(0))
+    shares = partial.contiguous().view(ranks, -1)
+    return transport_of(group).tree_share(shares).view(-1, *partial.shape[1:])
+
+
+def _check(partial: Tensor, group: dist.ProcessGroup, what: str) -> int:
+    """The number of ranks. Raises ValueError for one that no tree has, and for sums that were rounded already."""
+    require_power_of_two(group.size(), what)
+    if partial.dtype != torch.float32:
+        raise ValueError(f"{what}: partial sums must be float32, got {partial.dtype}")
+    return group.size()
 
 
 class _TreeAllReduce(torch.autograd.Function):

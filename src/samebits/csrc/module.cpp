@@ -14,6 +14,7 @@ void bind_rms_norm(nb::module_&);
 void bind_logprob(nb::module_&);
 void bind_sample_support(nb::module_&);
 void bind_elementwise(nb::module_&);
+void bind_words(nb::module_&);
 
 }  // namespace samebits
 
@@ -38,4 +39,5 @@ NB_MODULE(_cpu, m) {
   bind_logprob(m);
   bind_sample_support(m);
   bind_elementwise(m);
+  bind_words(m);
 }

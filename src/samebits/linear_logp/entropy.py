@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from samebits.arithmetic.primitives import LOG2_E, exp2
+from samebits.arithmetic.compiled import exp2
+from samebits.arithmetic.primitives import LOG2_E
 from samebits.collectives import gather_states
 from samebits.linear_logp.types import LinearLogpContext, Temperature
 from samebits.ops.gradients import deliver_weight_gradient, weight_gradient_buffer
@@ -129,6 +130,5 @@ def _as_column(temperature: Temperature, rows: int) -> Tensor:
 def _probabilities(logits: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """p and lse - z of one tile; both 0 where the column has no weight or the row no log-sum-exp."""
     depth = lse[:, None] - logits
-    p = exp2(depth * -LOG2_E)
-    good = torch.isfinite(depth) & torch.isfinite(p)
-    return torch.where(good, p, 0.0), torch.where(good, depth, 0.0)
+    empty = ~torch.isfinite(depth)
+    return exp2(depth * -LOG2_E).masked_fill_(empty, 0.0), depth.masked_fill_(empty, 0.0)

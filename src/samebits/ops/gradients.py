@@ -14,7 +14,7 @@ def weight_gradient_buffer(weight: torch.Tensor) -> torch.Tensor:
     """The contiguous fp32 tensor that a backward kernel continues: `weight.main_grad`, or zeros."""
     main_grad = getattr(weight, "main_grad", None)
     if main_grad is None:
-        return torch.zeros(weight.shape, dtype=torch.float32)
+        return torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
     if main_grad.dtype != torch.float32 or not main_grad.is_contiguous() or main_grad.shape != weight.shape:
         raise ValueError(
             f"main_grad must be contiguous float32 {list(weight.shape)}, "
@@ -31,4 +31,4 @@ def deliver_weight_gradient(weight: torch.Tensor, buffer: torch.Tensor) -> torch
         return buffer.to(weight.dtype)
     # Megatron's hook adds param.grad unless told that main_grad is complete; it still wants a gradient to arrive.
     weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]
-    return torch.zeros((), dtype=weight.dtype).expand(weight.shape)
+    return torch.zeros((), dtype=weight.dtype, device=weight.device).expand(weight.shape)

@@ -185,7 +185,7 @@ def _attention_cases() -> Iterator[Case]:
         scale = dim**-0.5
 
         def forward(backend: str, q=q, k=k, v=v, bounds=bounds, scale=scale) -> list[Tensor]:
-            statistics = ATTENTION_BACKENDS[backend].forward(q, k, v, bounds, bounds, None, scale, True)
+            statistics = ATTENTION_BACKENDS[backend].forward(q, k, v, bounds, bounds, None, scale, True, "fma32")
             return [attention(q, k, v, bounds, scale, backend=backend), *statistics[1:]]
 
         def backward(backend: str, q=q, k=k, v=v, bounds=bounds, scale=scale) -> list[Tensor]:

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from samebits.backends import pick
-from samebits.ops.attention import checks, cpu, reference
+from samebits.backends import lazy, pick, pick_arithmetic
+from samebits.ops.attention import checks
 from samebits.ops.attention.contract import ATTENTION as ATTENTION
 from samebits.ops.attention.contract import ATTENTION_BACKWARD as ATTENTION_BACKWARD
 
-BACKENDS = {"cpu": cpu, "reference": reference}
-DEFAULT = "cpu"
+BACKENDS = lazy("samebits.ops.attention", "cpu", "reference", "triton")
 
 
 def attention(
@@ -25,7 +24,8 @@ def attention(
     scale: float,
     q_positions: torch.Tensor | None = None,
     cu_seqlens_q: torch.Tensor | None = None,
-    backend: str = DEFAULT,
+    backend: str | None = None,
+    arithmetic: str | None = None,
 ) -> torch.Tensor:
     """Packed causal attention with gradients: q [T, Hq, D], k, v [Tk, Hkv, D] bf16 -> [T, Hq, D] bf16.
 
@@ -33,14 +33,15 @@ def attention(
     same rows of q; or, with cu_seqlens_q (int32 [B+1]) and q_positions (int32 [T]), the rows cu_seqlens_q[b]
     to cu_seqlens_q[b+1], at non-descending positions of that sequence. Then the gradients of k and v are the
     part that comes from these rows. Rows outside every sequence give +0. Views with any token and head stride
-    are read in place. Raises ValueError on other dtypes, shapes, lengths or positions.
+    are read in place. `arithmetic` says how the dot products accumulate (the device's own where none is named).
+    Raises ValueError on other dtypes, shapes, lengths or positions.
     """
     checks.packed(q, k, v, cu_seqlens, q_positions, cu_seqlens_q)
-    impl = pick("attention", BACKENDS, backend)
+    impl, kind = pick("attention", BACKENDS, backend, q), pick_arithmetic("attention", arithmetic, q)
     rows = cu_seqlens if cu_seqlens_q is None else cu_seqlens_q
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        return _Attention.apply(q, k, v, rows, cu_seqlens, q_positions, scale, impl)
-    return impl.forward(q, k, v, rows, cu_seqlens, q_positions, scale, False)[0]
+        return _Attention.apply(q, k, v, rows, cu_seqlens, q_positions, scale, impl, kind)
+    return impl.forward(q, k, v, rows, cu_seqlens, q_positions, scale, False, kind)[0]
 
 
 def paged_attention(
@@ -50,7 +51,8 @@ def paged_attention(
     seq_lens: torch.Tensor,
     query_start_loc: torch.Tensor,
     scale: float,
-    backend: str = DEFAULT,
+    backend: str | None = None,
+    arithmetic: str | None = None,
 ) -> torch.Tensor:
     """Attention of q [T, Hq, D] bf16 over a paged cache -> [T, Hq, D] bf16: prefill, extension and decode.
 
@@ -61,8 +63,8 @@ def paged_attention(
     page numbers.
     """
     checks.paged(q, kv_cache, block_table, seq_lens, query_start_loc)
-    impl = pick("attention", BACKENDS, backend)
-    return impl.paged(q, kv_cache, block_table, seq_lens, query_start_loc, scale)
+    impl, kind = pick("attention", BACKENDS, backend, q), pick_arithmetic("paged_attention", arithmetic, q)
+    return impl.paged(q, kv_cache, block_table, seq_lens, query_start_loc, scale, kind)
 
 
 def write_kv(
@@ -70,7 +72,7 @@ def write_kv(
     value: torch.Tensor,
     kv_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
-    backend: str = DEFAULT,
+    backend: str | None = None,
 ) -> None:
     """Copy key, value [T, Hkv, D] bf16 into the slots of kv_cache (slot = page * block_size + offset; int64).
 
@@ -78,7 +80,7 @@ def write_kv(
     or shapes and on a slot outside the cache.
     """
     checks.write(key, value, kv_cache, slot_mapping)
-    pick("attention", BACKENDS, backend).write_kv(key, value, kv_cache, slot_mapping)
+    pick("attention", BACKENDS, backend, key).write_kv(key, value, kv_cache, slot_mapping)
 
 
 class _Attention(torch.autograd.Function):
@@ -93,15 +95,16 @@ class _Attention(torch.autograd.Function):
         q_positions: torch.Tensor | None,
         scale: float,
         impl: ModuleType,
+        arithmetic: str,
     ) -> torch.Tensor:
-        out, m, lsum = impl.forward(q, k, v, cu_seqlens_q, cu_seqlens, q_positions, scale, True)
+        out, m, lsum = impl.forward(q, k, v, cu_seqlens_q, cu_seqlens, q_positions, scale, True, arithmetic)
         ctx.save_for_backward(q, k, v, out, m, lsum, cu_seqlens_q, cu_seqlens, q_positions)
-        ctx.scale, ctx.impl = scale, impl
+        ctx.scale, ctx.impl, ctx.arithmetic = scale, impl, arithmetic
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: torch.Tensor):
         dout = dout if dout.stride(-1) == 1 else dout.contiguous()
-        dq, dk, dv = ctx.impl.backward(dout, *ctx.saved_tensors, ctx.scale)
-        return dq, dk, dv, None, None, None, None, None
+        dq, dk, dv = ctx.impl.backward(dout, *ctx.saved_tensors, ctx.scale, ctx.arithmetic)
+        return dq, dk, dv, None, None, None, None, None, None

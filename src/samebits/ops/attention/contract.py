@@ -10,9 +10,10 @@ ATTENTION = Boundary(
     dependency="a query row of one head at absolute position p: keys and values 0..p of its sequence and kv head",
     partition=f"keys at absolute positions, in tiles of {TILE} inside chunks of {CHUNK}",
     merge=(
-        "scores: chain of fma over d ascending from +0. A chunk starts from m = -inf, l = +0, acc = +0 and takes "
-        "its tiles in ascending order: m' = max(m, t), a = exp2(m - m'), p = exp2(t - m'); l = fma(l, a, sum of "
-        f"the {TILE} p folded in halves); acc = acc * a, then acc = fma(bf16(p_j), v_j, acc) for j ascending. "
+        "scores: the run's arithmetic (fma32, sm90 or cdna3) over d ascending from +0. A chunk starts "
+        "from m = -inf, l = +0, acc = +0 and takes its tiles in ascending order: "
+        "m' = max(m, t), a = exp2(m - m'), p = exp2(t - m'); l = fma(l, a, sum of "
+        f"the {TILE} p folded in halves); acc = acc * a, then the arithmetic adds bf16(p_j) v_j to it, j ascending. "
         "Chunks merge in ascending order onto the first chunk's state: m' = max(m, m_c), a = exp2(m - m'), "
         "b = exp2(m_c - m'), l = fma(l, a, l_c * b), acc = fma(acc, a, acc_c * b). out = acc / l. "
         "A masked key (j > p) has p_j = +0 and v_j = +0; masked keys end the last tile, where all they can do is "
@@ -36,9 +37,9 @@ ATTENTION_BACKWARD = Boundary(
     dependency="one sequence and one kv head: its keys, values and the query rows of its heads",
     partition="dQ: the keys of a row; dK, dV: the rows of a key; a chain is never cut",
     merge=(
-        "P = exp2(s * c - m) * (1 / l) with the forward's s, m and l; dP: chain of fma(dO_d, v_d) over d ascending "
-        f"from +0; D = the {LANES}-lane dot of dO and O; dS = P * (dP - D). dQ_i: chain of fma(bf16(dS_ij), k_j) "
-        "over j ascending; dV_j: chain of fma(bf16(P_ij), dO_i) and dK_j: chain of fma(bf16(dS_ij), q_i) over the "
+        "P = exp2(s * c - m) * (1 / l) with the forward's s, m and l; dP: the run's arithmetic over dO_d v_d, d "
+        f"ascending from +0; D = the {LANES}-lane dot of dO and O; dS = P * (dP - D). dQ_i: the run's arithmetic "
+        "over bf16(dS_ij) k_j, j ascending; dV_j: over bf16(P_ij) dO_i and dK_j: over bf16(dS_ij) q_i, for the "
         "query rows in the order given and, inside a row, the heads of the group ascending. Every chain starts at "
         "+0 and ends with one + (+0), so that terms of zero (masked pairs) can't show in the sign of a zero"
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from samebits import _cpu
+from samebits.backends import serve_only
 from samebits.ops.attention.scale import exponent_scale
 
 
@@ -17,7 +18,9 @@ def forward(
     q_positions: torch.Tensor | None,
     scale: float,
     statistics: bool,
+    arithmetic: str,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    serve_only("attention", "cpu", arithmetic, "fma32")
     tokens, heads, dim = q.shape
     out = torch.empty(tokens, heads, dim, dtype=torch.bfloat16)
     m = torch.empty(tokens, heads) if statistics else None
@@ -55,7 +58,9 @@ def backward(
     cu_seqlens: torch.Tensor,
     q_positions: torch.Tensor | None,
     scale: float,
+    arithmetic: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    serve_only("attention", "cpu", arithmetic, "fma32")
     dq, dk, dv = (torch.empty(x.shape, dtype=torch.bfloat16) for x in (q, k, v))
     _cpu.attention_backward(
         *_rows(q),
@@ -90,7 +95,9 @@ def paged(
     seq_lens: torch.Tensor,
     query_start_loc: torch.Tensor,
     scale: float,
+    arithmetic: str,
 ) -> torch.Tensor:
+    serve_only("paged_attention", "cpu", arithmetic, "fma32")
     tokens, heads, dim = q.shape
     blocks, kv_heads, page_size, _ = kv_cache.shape
     page_stride, head_stride, slot_stride, _ = kv_cache.stride()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from samebits.arithmetic import exp2, fma, fold_halves, lane_dot
+from samebits.arithmetic import dot, exp2, fma, fold_halves, lane_dot
 from samebits.ops.attention import checks
 from samebits.ops.attention.contract import CHUNK, LANES, TILE
 from samebits.ops.attention.scale import exponent_scale
@@ -37,11 +37,26 @@ class State:
 
 
 def empty_state(q: torch.Tensor) -> State:
-    return State(torch.full(q.shape[:2], -torch.inf), torch.zeros(q.shape[:2]), torch.zeros(q.shape))
+    lsum = q.new_zeros(q.shape[:2])
+    return State(torch.full_like(lsum, -torch.inf), lsum, torch.zeros_like(q))
 
 
-def chain(a: torch.Tensor, b: torch.Tensor, acc: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
-    """acc [.., M, N] = fma(a_mk, b_kn, acc) for k ascending, a and b of bf16 values; + 0 where not valid [M, K]."""
+def chain(
+    a: torch.Tensor, b: torch.Tensor, acc: torch.Tensor, valid: torch.Tensor | None = None, arithmetic: str = "fma32"
+) -> torch.Tensor:
+    """acc [.., M, N] + a [.., M, K] b [.., K, N], k ascending, a and b of bf16 values; +0 where not valid [M, K]."""
+    if arithmetic == "fma32":
+        return _chain_of_fma(a, b, acc, valid)
+    columns = b.transpose(-1, -2).bfloat16()
+    if valid is None:
+        return dot(a.bfloat16(), columns, acc, arithmetic)
+    # each row has its own mask, so each row is a product of its own
+    rows = torch.where(valid, a, 0.0).bfloat16()[..., None, :]
+    columns = torch.where(valid[:, None, :], columns[..., None, :, :], 0)
+    return dot(rows, columns, acc[..., None, :], arithmetic)[..., 0, :]
+
+
+def _chain_of_fma(a: torch.Tensor, b: torch.Tensor, acc: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor:
     exact = _exact_products(a, b)
     for k in range(a.shape[-1]):
         x, y = a[..., k, None], b[..., k, None, :]
@@ -61,19 +76,27 @@ def _exact_products(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def to_bf16(x: torch.Tensor) -> torch.Tensor:
-    return torch.where(torch.isnan(x), torch.tensor(NAN, dtype=torch.bfloat16), x.bfloat16())
+    return torch.where(torch.isnan(x), torch.tensor(NAN, dtype=torch.bfloat16, device=x.device), x.bfloat16())
 
 
-def add_tile(state: State, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, valid: torch.Tensor, c: float) -> State:
+def add_tile(
+    state: State,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    valid: torch.Tensor,
+    c: float,
+    arithmetic: str,
+) -> State:
     """One tile of keys k, v [H, TILE, D], of which row i attends to those with valid [n, TILE]."""
-    s = chain(q, k.transpose(-1, -2), torch.zeros(*q.shape[:2], TILE))
+    s = chain(q, k.transpose(-1, -2), q.new_zeros(*q.shape[:2], TILE), None, arithmetic)
     t = s * c
     largest = torch.where(valid & ~torch.isnan(t), t, -torch.inf).amax(-1)
     m = torch.maximum(state.m, largest)
     a = exp2(state.m - m)
     p = torch.where(valid, exp2(t - m[..., None]), 0.0)
     lsum = fma(state.lsum, a, fold_halves(p))
-    acc = chain(to_bf16(p).float(), v, state.acc * a[..., None], valid)
+    acc = chain(to_bf16(p).float(), v, state.acc * a[..., None], valid, arithmetic)
     return State(m, lsum, acc)
 
 
@@ -86,7 +109,9 @@ def merge(state: State, later: State) -> State:
     return State(m, lsum, acc)
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor, c: float) -> State:
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor, c: float, arithmetic: str
+) -> State:
     """Query rows q [H, n, D] at `positions` [n] over the keys of their sequence; fp32 of bf16 values."""
     total = empty_state(q)
     for chunk in range(0, k.shape[1], CHUNK):
@@ -94,9 +119,10 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.T
         state = empty_state(q)
         for tile in range(chunk, min(chunk + CHUNK, k.shape[1]), TILE):
             live = positions >= tile
-            valid = tile + torch.arange(TILE) <= positions[live, None]
+            valid = tile + torch.arange(TILE, device=q.device) <= positions[live, None]
             keys, values = (_padded(x[:, tile : tile + TILE]) for x in (k, v))
-            state = state.replaced(live, add_tile(state.rows(live), q[:, live], keys, values, valid, c))
+            added = add_tile(state.rows(live), q[:, live], keys, values, valid, c, arithmetic)
+            state = state.replaced(live, added)
         if chunk > 0:
             state = merge(total.rows(reached), state.rows(reached))
             total = total.replaced(reached, state)
@@ -121,7 +147,7 @@ def _sequences(
     for b in range(len(ends) - 1):
         rows, keys = slice(q_ends[b], q_ends[b + 1]), slice(ends[b], ends[b + 1])
         if rows.start < rows.stop:
-            every = torch.arange(keys.stop - keys.start)
+            every = torch.arange(keys.stop - keys.start, device=cu_seqlens.device)
             yield rows, keys, every if q_positions is None else q_positions[rows]
 
 
@@ -134,15 +160,16 @@ def forward(
     q_positions: torch.Tensor | None,
     scale: float,
     statistics: bool,
+    arithmetic: str,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """(out [T, Hq, D] bf16, m and l [T, Hq] fp32 for backward); rows outside every sequence are +0."""
     checks.packed_values(q.shape[0], k.shape[0], cu_seqlens_q, cu_seqlens, q_positions)
-    out = torch.zeros(q.shape, dtype=q.dtype)
-    m, lsum = torch.zeros(q.shape[:2]), torch.zeros(q.shape[:2])
+    out, m = torch.zeros_like(q), torch.zeros(q.shape[:2], device=q.device)
+    lsum = torch.zeros_like(m)
     group = q.shape[1] // k.shape[1]
     for rows, keys, positions in _sequences(cu_seqlens_q, cu_seqlens, q_positions):
         kh, vh = _heads_first(k[keys], group), _heads_first(v[keys], group)
-        state = attend(_heads_first(q[rows]), kh, vh, positions, exponent_scale(scale))
+        state = attend(_heads_first(q[rows]), kh, vh, positions, exponent_scale(scale), arithmetic)
         out[rows] = to_bf16(state.acc / state.lsum[..., None]).transpose(0, 1)
         m[rows], lsum[rows] = state.m.T, state.lsum.T
     return out, m, lsum
@@ -155,20 +182,22 @@ def paged(
     seq_lens: torch.Tensor,
     query_start_loc: torch.Tensor,
     scale: float,
+    arithmetic: str,
 ) -> torch.Tensor:
     """The packed function over keys and values gathered page by page."""
     size, dim = kv_cache.shape[2], q.shape[2]
     checks.paged_values(q.shape[0], kv_cache.shape[0], size, block_table, seq_lens, query_start_loc)
-    gathered, positions, lengths = [kv_cache[:0, :, 0]], [torch.arange(0)], seq_lens.tolist()
+    device, lengths = q.device, seq_lens.tolist()
+    gathered, positions = [kv_cache[:0, :, 0]], [torch.arange(0, device=device)]
     starts = query_start_loc.tolist()
     for b, length in enumerate(lengths):
-        j = torch.arange(length)
+        j = torch.arange(length, device=device)
         gathered.append(kv_cache[block_table[b, j // size].long(), :, j % size])
-        positions.append(torch.arange(length - (starts[b + 1] - starts[b]), length))
+        positions.append(torch.arange(length - (starts[b + 1] - starts[b]), length, device=device))
     pairs = torch.cat(gathered)
-    ends = torch.tensor([0, *lengths]).cumsum(0)
+    ends = torch.tensor([0, *lengths], device=device).cumsum(0)
     k, v = pairs[..., :dim], pairs[..., dim:]
-    return forward(q, k, v, query_start_loc, ends, torch.cat(positions), scale, False)[0]
+    return forward(q, k, v, query_start_loc, ends, torch.cat(positions), scale, False, arithmetic)[0]
 
 
 def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
@@ -192,24 +221,26 @@ def backward(
     cu_seqlens: torch.Tensor,
     q_positions: torch.Tensor | None,
     scale: float,
+    arithmetic: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(dq, dk, dv) bf16; dk and dv are the part that comes from the given query rows."""
-    dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype) for x in (q, k, v))
-    kv_heads, factor = k.shape[1], torch.tensor(scale, dtype=torch.float32)
+    dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
+    kv_heads, factor = k.shape[1], torch.tensor(scale, dtype=torch.float32, device=q.device)
     group = q.shape[1] // kv_heads
     delta = lane_dot(dout.float(), out.float(), LANES)
     inverse = 1.0 / lsum
     for rows, keys, positions in _sequences(cu_seqlens_q, cu_seqlens, q_positions):
         queries, douts, tops, sums, deltas = (_grouped(x[rows], kv_heads) for x in (q, dout, m, inverse, delta))
         kh, vh = _heads_first(k[keys]), _heads_first(v[keys])
-        valid = torch.arange(kh.shape[1]) <= positions.repeat_interleave(group)[:, None]
-        scores = torch.zeros(kv_heads, queries.shape[1], kh.shape[1])
-        p = exp2(chain(queries, kh.transpose(-1, -2), scores) * exponent_scale(scale) - tops) * sums
-        ds = p * (chain(douts, vh.transpose(-1, -2), scores) - deltas)
+        valid = torch.arange(kh.shape[1], device=q.device) <= positions.repeat_interleave(group)[:, None]
+        scores = kh.new_zeros(kv_heads, queries.shape[1], kh.shape[1])
+        s = chain(queries, kh.transpose(-1, -2), scores, None, arithmetic)
+        p = exp2(s * exponent_scale(scale) - tops) * sums
+        ds = p * (chain(douts, vh.transpose(-1, -2), scores, None, arithmetic) - deltas)
         p, ds = (torch.where(valid, to_bf16(x).float(), 0.0) for x in (p, ds))
-        dqh = chain(ds, kh, torch.zeros(queries.shape), valid) + 0.0
-        dkh = chain(ds.transpose(-1, -2), queries, torch.zeros(kh.shape), valid.T) + 0.0
-        dvh = chain(p.transpose(-1, -2), douts, torch.zeros(vh.shape), valid.T) + 0.0
+        dqh = chain(ds, kh, torch.zeros_like(queries), valid, arithmetic) + 0.0
+        dkh = chain(ds.transpose(-1, -2), queries, torch.zeros_like(kh), valid.T, arithmetic) + 0.0
+        dvh = chain(p.transpose(-1, -2), douts, torch.zeros_like(vh), valid.T, arithmetic) + 0.0
         dq[rows] = _ungrouped(to_bf16(dqh * factor), group)
         dk[keys] = to_bf16(dkh * factor).transpose(0, 1)
         dv[keys] = to_bf16(dvh).transpose(0, 1)

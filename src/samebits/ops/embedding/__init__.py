@@ -8,16 +8,15 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from samebits.backends import pick
-from samebits.ops.embedding import cpu, reference
+from samebits.backends import lazy, pick
 from samebits.ops.embedding.contract import EMBEDDING as EMBEDDING
 from samebits.ops.gradients import deliver_weight_gradient, weight_gradient_buffer
 from samebits.ops.rows import as_rows
 
-BACKENDS = {"cpu": cpu, "reference": reference}
+BACKENDS = lazy("samebits.ops.embedding", "cpu", "reference", "triton")
 
 
-def embedding(ids: torch.Tensor, weight: torch.Tensor, start: int = 0, backend: str = "cpu") -> torch.Tensor:
+def embedding(ids: torch.Tensor, weight: torch.Tensor, start: int = 0, backend: str | None = None) -> torch.Tensor:
     """Rows weight[ids - start] -> [..., H] bf16; weight [rows, H] holds the ids [start, start + rows).
 
     An id that another rank owns gives a row of +0 and no gradient. Raises ValueError on other dtypes.
@@ -26,7 +25,7 @@ def embedding(ids: torch.Tensor, weight: torch.Tensor, start: int = 0, backend: 
         raise ValueError(f"embedding: weight must be contiguous bfloat16, got {weight.dtype}")
     if ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"embedding: ids must be int32 or int64, got {ids.dtype}")
-    impl = pick("embedding", BACKENDS, backend)
+    impl = pick("embedding", BACKENDS, backend, weight)
     flat = ids.reshape(-1).long().contiguous()
     differentiable = torch.is_grad_enabled() and weight.requires_grad
     y = _Embedding.apply(flat, weight, start, impl) if differentiable else impl.forward(flat, weight, start)

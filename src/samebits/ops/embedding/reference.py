@@ -10,7 +10,7 @@ def forward(ids: torch.Tensor, weight: torch.Tensor, start: int) -> torch.Tensor
     local = ids - start
     owned = (local >= 0) & (local < weight.shape[0])
     rows = weight[torch.where(owned, local, 0)]
-    return torch.where(owned[:, None], rows, torch.zeros((), dtype=weight.dtype))
+    return torch.where(owned[:, None], rows, torch.zeros((), dtype=weight.dtype, device=weight.device))
 
 
 def backward(ids: torch.Tensor, dy: torch.Tensor, start: int, dw: torch.Tensor) -> None:

@@ -9,41 +9,61 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from samebits.backends import pick
+from samebits.backends import lazy, pick, pick_arithmetic
 from samebits.ops.gradients import deliver_weight_gradient, weight_gradient_buffer
-from samebits.ops.linear import cpu, reference
 from samebits.ops.linear.contract import LINEAR as LINEAR
 from samebits.ops.linear.contract import LINEAR_GRADIENT as LINEAR_GRADIENT
 
-BACKENDS = {"cpu": cpu, "reference": reference}
-DEFAULT = "cpu"
+BACKENDS = lazy("samebits.ops.linear", "cpu", "reference", "triton")
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, segments: int = 1, backend: str = DEFAULT) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    segments: int = 1,
+    backend: str | None = None,
+    arithmetic: str | None = None,
+) -> Tensor:
     """x [..., K], weight [N, K], bias [N], all bf16 -> [..., N] bf16, rounded once.
 
     K is cut into `segments` equal parts, a power of two that divides K; anything else raises ValueError, as
-    do other dtypes and shapes. Gradients follow LINEAR_GRADIENT; `weight.main_grad` and `bias.main_grad` are
-    continued where they exist.
+    do other dtypes and shapes. `arithmetic` says how dot products accumulate (fma32, sm90 or cdna3); the
+    device's own is the default, as it is of every function here. Gradients follow LINEAR_GRADIENT;
+    `weight.main_grad` and `bias.main_grad` are continued where they exist.
     """
-    return _apply(x, weight, bias, segments, torch.bfloat16, backend)
+    return _apply(x, weight, bias, segments, torch.bfloat16, backend, arithmetic)
 
 
-def linear_partial(x: Tensor, weight: Tensor, segments: int = 1, backend: str = DEFAULT) -> Tensor:
+def linear_partial(
+    x: Tensor, weight: Tensor, segments: int = 1, backend: str | None = None, arithmetic: str | None = None
+) -> Tensor:
     """The fp32 sum [..., N] before rounding: what a rank that holds `segments` of the K segments contributes.
 
     Balanced tree sums of these over ranks, plus bias, rounded once, give `linear` with the ranks' segments
     together. An fp32 gradient is rounded to bf16 before it is used.
     """
-    return _apply(x, weight, None, segments, torch.float32, backend)
+    return _apply(x, weight, None, segments, torch.float32, backend, arithmetic)
 
 
-def matmul_f32(x: Tensor, weight: Tensor, bias: Tensor | None = None, backend: str = DEFAULT) -> Tensor:
+def matmul_f32(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    backend: str | None = None,
+    arithmetic: str | None = None,
+) -> Tensor:
     """x [..., K], weight [N, K], bias [N], all bf16 -> fp32 [..., N], not rounded (logits of an LM head)."""
-    return _apply(x, weight, bias, 1, torch.float32, backend)
+    return _apply(x, weight, bias, 1, torch.float32, backend, arithmetic)
 
 
-def dgrad(dy: Tensor, weight: Tensor, dtype: torch.dtype = torch.bfloat16, backend: str = DEFAULT) -> Tensor:
+def dgrad(
+    dy: Tensor,
+    weight: Tensor,
+    dtype: torch.dtype = torch.bfloat16,
+    backend: str | None = None,
+    arithmetic: str | None = None,
+) -> Tensor:
     """The gradient of x: dy [..., N], weight [N, K] -> [..., K] of `dtype`, bf16 or fp32 (not rounded).
 
     fp32 is for column-parallel layers, where ranks add their parts by a tree before the rounding.
@@ -53,14 +73,15 @@ def dgrad(dy: Tensor, weight: Tensor, dtype: torch.dtype = torch.bfloat16, backe
             f"dgrad: want dy [..., N] and weight [N, K] bfloat16, "
             f"got {list(dy.shape)} and {list(weight.shape)} {weight.dtype}"
         )
-    impl = pick("linear", BACKENDS, backend)
-    dx: Tensor = impl.dgrad(_gradient_rows(dy), _inner(weight), dtype)
+    impl, kind = pick("linear", BACKENDS, backend, dy), pick_arithmetic("dgrad", arithmetic, dy)
+    dx: Tensor = impl.dgrad(_gradient_rows(dy), _inner(weight), dtype, kind)
     return dx.view(*dy.shape[:-1], weight.shape[1])
 
 
-def wgrad(dy: Tensor, x: Tensor, buffer: Tensor, backend: str = DEFAULT) -> None:
+def wgrad(dy: Tensor, x: Tensor, buffer: Tensor, backend: str | None = None, arithmetic: str | None = None) -> None:
     """Adds the gradient of weight to `buffer` [N, K] fp32, contiguous: its chains continue over the rows of
-    dy [..., N] and x [..., K], so a batch may be cut between calls anywhere."""
+    dy [..., N] and x [..., K], so a batch may be cut between calls: anywhere under fma32, and at multiples of
+    16 rows (sm90) or 8 (cdna3), whose groups count from the first row of a call."""
     if buffer.dtype != torch.float32 or not buffer.is_contiguous():
         raise ValueError(f"wgrad: buffer must be contiguous float32, got {buffer.dtype} {buffer.stride()}")
     if x.dtype != torch.bfloat16:
@@ -71,19 +92,28 @@ def wgrad(dy: Tensor, x: Tensor, buffer: Tensor, backend: str = DEFAULT) -> None
             f"wgrad: want dy [M, N], x [M, K], buffer [N, K]; "
             f"got {list(dy.shape)}, {list(x.shape)}, {list(buffer.shape)}"
         )
-    pick("linear", BACKENDS, backend).wgrad(rows, inputs, buffer)
+    impl, kind = pick("linear", BACKENDS, backend, dy), pick_arithmetic("wgrad", arithmetic, dy)
+    impl.wgrad(rows, inputs, buffer, kind)
 
 
-def _apply(x: Tensor, weight: Tensor, bias: Tensor | None, segments: int, dtype: torch.dtype, backend: str) -> Tensor:
-    impl = BACKENDS.get(backend) or pick("linear", BACKENDS, backend)
+def _apply(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    segments: int,
+    dtype: torch.dtype,
+    backend: str | None,
+    arithmetic: str | None,
+) -> Tensor:
+    impl, kind = pick("linear", BACKENDS, backend, x), pick_arithmetic("linear", arithmetic, x)
     _check(x, weight, bias, segments)
     rows = _rows(x)
     if torch.is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        y: Tensor = _Linear.apply(rows, weight, bias, segments, dtype, impl)
+        y: Tensor = _Linear.apply(rows, weight, bias, segments, dtype, impl, kind)
     else:
-        y = impl.forward(rows, _inner(weight), bias, segments, dtype)
+        y = impl.forward(rows, _inner(weight), bias, segments, dtype, kind)
     return y if x.dim() == 2 else y.view(*x.shape[:-1], weight.shape[0])
 
 
@@ -125,10 +155,11 @@ class _Linear(torch.autograd.Function):
         segments: int,
         dtype: torch.dtype,
         impl: ModuleType,
+        arithmetic: str,
     ) -> Tensor:
         ctx.save_for_backward(x, weight, bias)
-        ctx.impl = impl
-        return impl.forward(x, _inner(weight), bias, segments, dtype)
+        ctx.impl, ctx.arithmetic = impl, arithmetic
+        return impl.forward(x, _inner(weight), bias, segments, dtype, arithmetic)
 
     @staticmethod
     @once_differentiable
@@ -136,13 +167,13 @@ class _Linear(torch.autograd.Function):
         x, weight, bias = ctx.saved_tensors
         dy, dx, dw, db = _gradient_rows(grad), None, None, None
         if ctx.needs_input_grad[0]:
-            dx = ctx.impl.dgrad(dy, _inner(weight), torch.bfloat16)
+            dx = ctx.impl.dgrad(dy, _inner(weight), torch.bfloat16, ctx.arithmetic)
         if ctx.needs_input_grad[1]:
             buffer = weight_gradient_buffer(weight)
-            ctx.impl.wgrad(dy, x, buffer)
+            ctx.impl.wgrad(dy, x, buffer, ctx.arithmetic)
             dw = deliver_weight_gradient(weight, buffer)
         if bias is not None and ctx.needs_input_grad[2]:
             buffer = weight_gradient_buffer(bias)
             ctx.impl.bias_grad(dy, buffer)
             db = deliver_weight_gradient(bias, buffer)
-        return dx, dw, db, None, None, None
+        return dx, dw, db, None, None, None, None

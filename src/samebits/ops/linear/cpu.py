@@ -1,4 +1,7 @@
-"""The C++ kernels, called by address."""
+"""The C++ kernels, called by address.
+
+`fma32` has kernels of its own; sm90 and cdna3 are computed dot by dot, to predict what a GPU gives.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,14 @@ import torch
 from torch import Tensor
 
 from samebits import _cpu
+from samebits.ops.linear import reference
 
 
-def forward(x: Tensor, weight: Tensor, bias: Tensor | None, segments: int, dtype: torch.dtype) -> Tensor:
+def forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, segments: int, dtype: torch.dtype, arithmetic: str
+) -> Tensor:
+    if arithmetic != "fma32":
+        return reference.forward(x, weight, bias, segments, dtype, arithmetic, backend="cpu")
     rows, width = x.shape
     columns = weight.shape[0]
     y = torch.empty(rows, columns, dtype=dtype)
@@ -28,7 +36,9 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, segments: int, dtype
     return y
 
 
-def dgrad(dy: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+def dgrad(dy: Tensor, weight: Tensor, dtype: torch.dtype, arithmetic: str) -> Tensor:
+    if arithmetic != "fma32":
+        return reference.dgrad(dy, weight, dtype, arithmetic, backend="cpu")
     rows, columns = dy.shape
     width = weight.shape[1]
     dx = torch.empty(rows, width, dtype=dtype)
@@ -46,7 +56,10 @@ def dgrad(dy: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     return dx
 
 
-def wgrad(dy: Tensor, x: Tensor, buffer: Tensor) -> None:
+def wgrad(dy: Tensor, x: Tensor, buffer: Tensor, arithmetic: str) -> None:
+    if arithmetic != "fma32":
+        reference.wgrad(dy, x, buffer, arithmetic, backend="cpu")
+        return
     _cpu.linear_wgrad(
         dy.data_ptr(), dy.stride(0), x.data_ptr(), x.stride(0), buffer.data_ptr(), dy.shape[0], *buffer.shape
     )

@@ -20,7 +20,7 @@ from samebits.ops.logprob.rows import Temperature, check_ids, check_logits, chec
 
 
 def logprob(
-    logits: torch.Tensor, targets: torch.Tensor, temperature: Temperature = 1.0, backend: str = "cpu"
+    logits: torch.Tensor, targets: torch.Tensor, temperature: Temperature = 1.0, backend: str | None = None
 ) -> torch.Tensor:
     """log softmax(logits / temperature) at `targets`: fp32, shaped like targets.
 
@@ -31,15 +31,15 @@ def logprob(
     check_logits("logprob", logits)
     check_ids("logprob", "targets", targets, logits.shape[0])
     check_temperature("logprob", temperature, logits.shape[0])
-    impl = pick("logprob", BACKENDS, backend)
+    impl = pick("logprob", BACKENDS, backend, logits)
     return impl.logprob(logits, targets[:, None] if targets.ndim == 1 else targets, temperature).view(targets.shape)
 
 
-def lse_state(logits: torch.Tensor, temperature: Temperature = 1.0, backend: str = "cpu") -> torch.Tensor:
+def lse_state(logits: torch.Tensor, temperature: Temperature = 1.0, backend: str | None = None) -> torch.Tensor:
     """The order-free state of each row of logits fp32 [T, V]: int64 [T, 5], top window and 4 window sums."""
     check_logits("lse_state", logits)
     check_temperature("lse_state", temperature, logits.shape[0])
-    return pick("logprob", BACKENDS, backend).state(logits, temperature)
+    return pick("logprob", BACKENDS, backend, logits).state(logits, temperature)
 
 
 def merge_states(states: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -57,11 +57,11 @@ def merge_states(states: Sequence[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-def finish(states: torch.Tensor, backend: str = "cpu") -> torch.Tensor:
+def finish(states: torch.Tensor, backend: str | None = None) -> torch.Tensor:
     """States [T, 5] -> log-sum-exp fp32 [T]: -inf for a row of -inf, NaN for a row with NaN or +inf."""
-    return pick("logprob", BACKENDS, backend).lse(states.contiguous())
+    return pick("logprob", BACKENDS, backend, states).lse(states.contiguous())
 
 
-def finish_logp(states: torch.Tensor, z: torch.Tensor, backend: str = "cpu") -> torch.Tensor:
+def finish_logp(states: torch.Tensor, z: torch.Tensor, backend: str | None = None) -> torch.Tensor:
     """States [T, 5] and already scaled logits z fp32 [T] of the targets -> logp fp32 [T]."""
-    return pick("logprob", BACKENDS, backend).finish(states.contiguous(), z.contiguous()[:, None])[:, 0]
+    return pick("logprob", BACKENDS, backend, states).finish(states.contiguous(), z.contiguous()[:, None])[:, 0]

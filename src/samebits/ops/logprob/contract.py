@@ -24,9 +24,9 @@ LOGPROB = Boundary(
         "terms of lower windows, each below 2^-48 of the largest term, are dropped"
     ),
     precision=(
-        "fp32 logits as the fma32 chain over the hidden size leaves them (bias added in fp32); integer "
-        "state; float64 conversion; fp32 log-probability. Gradient: dz in fp32 rounded to bf16, fma32 "
-        "chains over columns (hidden) and over tokens (weight), both ascending"
+        "fp32 logits as the run's arithmetic (fma32, sm90 or cdna3) over the hidden size leaves them (bias added in "
+        "fp32); integer state; float64 conversion; fp32 log-probability. Gradient: dz in fp32 rounded to bf16, "
+        "sums of the arithmetic over columns (hidden) and over tokens (weight), both ascending"
     ),
     rounding=(
         "z = logit / temperature, one division (none at 1); n = nearest(z * log2(e)) clamped to +-2^30; "

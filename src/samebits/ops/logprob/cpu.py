@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from samebits import _cpu
+from samebits.backends import serve_only
 from samebits.ops.logprob.rows import Temperature
 
 
@@ -56,7 +57,9 @@ def linear_state(
     bias: torch.Tensor | None,
     targets: torch.Tensor,
     temperature: Temperature,
+    arithmetic: str,
 ) -> torch.Tensor:
+    serve_only("linear_logp", "cpu", arithmetic, "fma32")
     rows, depth = hidden.shape
     out = torch.empty(rows, 6, dtype=torch.int64)
     _cpu.head_states(
@@ -83,7 +86,9 @@ def linear_backward(
     lse: torch.Tensor,
     dw: torch.Tensor | None,
     dbias: torch.Tensor | None,
+    arithmetic: str,
 ) -> torch.Tensor:
+    serve_only("linear_logp", "cpu", arithmetic, "fma32")
     rows, depth = hidden.shape
     dhidden = torch.empty(rows, depth, dtype=torch.float32)
     _cpu.head_gradients(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from samebits.backends import pick
+from samebits.backends import lazy, pick, pick_arithmetic
 from samebits.ops.gradients import deliver_weight_gradient, weight_gradient_buffer
-from samebits.ops.logprob import cpu, reference
+from samebits.ops.logprob import reference
 from samebits.ops.logprob.contract import MAX_TERMS
 from samebits.ops.logprob.rows import NO_TARGET, Temperature, check_ids, check_temperature
 
-BACKENDS = {"cpu": cpu, "reference": reference}
+BACKENDS = lazy("samebits.ops.logprob", "cpu", "reference", "triton")
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class _Part:
     start: int  # global id of the weight's first row
     columns: int  # real columns held here
     group: dist.ProcessGroup | None
+    arithmetic: str
 
 
 def linear_logp(
@@ -39,7 +40,8 @@ def linear_logp(
     vocab_start: int = 0,
     group: dist.ProcessGroup | None = None,
     real_vocab: int | None = None,
-    backend: str = "cpu",
+    backend: str | None = None,
+    arithmetic: str | None = None,
 ) -> torch.Tensor:
     """Log-probabilities of `targets` under softmax((hidden @ weight^T + bias) / temperature): fp32 [T].
 
@@ -51,22 +53,24 @@ def linear_logp(
     all get the same result, and each gets the part of hidden's gradient that its columns give, for the
     caller to add over ranks.
 
-    Never holds [T, V]. Raises ValueError on other dtypes or shapes, and for a target that no rank holds.
+    `arithmetic` says how the dot products accumulate (the device's own where none is named). Never holds
+    [T, V]. Raises ValueError on other dtypes or shapes, and for a target that no rank holds.
     """
     ranks = 1 if group is None else group.size()
     real = weight.shape[0] * ranks if real_vocab is None else real_vocab
     _check(hidden, weight, bias, targets, temperature)
     columns = max(0, min(weight.shape[0], real - vocab_start))
-    part = _Part(pick("logprob", BACKENDS, backend), temperature, vocab_start, columns, group)
+    impl, kind = pick("logprob", BACKENDS, backend, hidden), pick_arithmetic("linear_logp", arithmetic, hidden)
+    part = _Part(impl, temperature, vocab_start, columns, group, kind)
     active = (targets >= 0) & (targets < real)
     if bool(active.all()):
         return _LinearLogp.apply(hidden, weight, bias, targets, part)
     # rows without a target are never looked at, so they can't put a NaN or a signed zero anywhere
     rows = active.nonzero()[:, 0]
     if isinstance(temperature, torch.Tensor):
-        part = _Part(part.impl, temperature[rows], vocab_start, columns, group)
+        part = replace(part, temperature=temperature[rows])
     logp = _LinearLogp.apply(hidden.index_select(0, rows), weight, bias, targets[rows], part)
-    return torch.zeros(len(targets)).index_copy(0, rows, logp)
+    return logp.new_zeros(len(targets)).index_copy(0, rows, logp)
 
 
 def _check(
@@ -135,7 +139,7 @@ class _LinearLogp(torch.autograd.Function):
     ) -> torch.Tensor:
         rows, local = hidden.bfloat16().contiguous(), targets - part.start
         real = weight[: part.columns], None if bias is None else bias[: part.columns].float()
-        own = part.impl.linear_state(rows, *real, local, part.temperature)
+        own = part.impl.linear_state(rows, *real, local, part.temperature, part.arithmetic)
         state, z = _combine(_stack_ranks(own, part.group))
         ctx.save_for_backward(rows, weight, bias, local, part.impl.lse(state))
         ctx.part, ctx.hidden_dtype = part, hidden.dtype
@@ -158,6 +162,7 @@ class _LinearLogp(torch.autograd.Function):
             lse,
             None if dw is None else dw[:columns],
             None if dbias is None else dbias[:columns],
+            part.arithmetic,
         )
         return (
             dhidden.to(ctx.hidden_dtype),

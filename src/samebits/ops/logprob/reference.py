@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from samebits.arithmetic import LOG2_E, dot, exp2, exp2_core, fma
+from samebits.arithmetic import LOG2_E, canonical_nan, dot, exp2, exp2_core, fma
 from samebits.ops.logprob.contract import (
     ATANH_TERMS,
     EMPTY_TOP,
@@ -21,7 +21,7 @@ from samebits.ops.logprob.rows import NO_TARGET, Temperature
 
 def scaled(logits: torch.Tensor, temperature: Temperature) -> torch.Tensor:
     """z [T, V] = logits / temperature, fp32."""
-    return logits / torch.as_tensor(temperature, dtype=torch.float32).reshape(-1, 1)
+    return logits / torch.as_tensor(temperature, dtype=torch.float32, device=logits.device).reshape(-1, 1)
 
 
 def terms(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,7 +41,7 @@ def terms(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def state(logits: torch.Tensor, temperature: Temperature) -> torch.Tensor:
     """int64 [T, 5]: the top window of each row, then the sums of that window and the three below it."""
     if logits.shape[1] == 0:
-        return empty_state(logits.shape[0])
+        return empty_state(logits.shape[0], logits.device)
     q, i = terms(scaled(logits, temperature))
     window = i >> (WINDOW_BITS.bit_length() - 1)
     top = window.amax(dim=1, keepdim=True)
@@ -51,9 +51,9 @@ def state(logits: torch.Tensor, temperature: Temperature) -> torch.Tensor:
     return torch.cat([top, *sums], dim=1)
 
 
-def empty_state(rows: int) -> torch.Tensor:
+def empty_state(rows: int, device: torch.device) -> torch.Tensor:
     """The state of no terms: what merging leaves unchanged."""
-    out = torch.zeros(rows, 1 + WINDOWS, dtype=torch.int64)
+    out = torch.zeros(rows, 1 + WINDOWS, dtype=torch.int64, device=device)
     out[:, 0] = EMPTY_TOP
     return out
 
@@ -66,7 +66,7 @@ def merge(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 def _aligned(state: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
     """The window sums [T, 4] counted from `top` (>= the state's own top)."""
-    source = torch.arange(WINDOWS) - (top - state[:, :1])
+    source = torch.arange(WINDOWS, device=state.device) - (top - state[:, :1])
     return torch.where(source >= 0, state[:, 1:].gather(1, source.clamp_min(0)), 0)
 
 
@@ -124,21 +124,22 @@ def linear_state(
     bias: torch.Tensor | None,
     targets: torch.Tensor,
     temperature: Temperature,
+    arithmetic: str,
 ) -> torch.Tensor:
     """int64 [T, 6]: the state of hidden @ weight^T, then the fp32 bits of the target's z, or NO_TARGET.
 
     `targets` [T] count from this weight's first row; others may hold the target (then it is out of range).
     """
-    z = scaled(logits_of(hidden, weight, bias), temperature)
+    z = scaled(logits_of(hidden, weight, bias, arithmetic), temperature)
     own = (targets >= 0) & (targets < weight.shape[0])
-    picked = z.gather(1, torch.where(own, targets, 0)[:, None]) if weight.shape[0] else torch.zeros(len(z), 1)
+    picked = z.gather(1, torch.where(own, targets, 0)[:, None]) if weight.shape[0] else z.new_zeros(len(z), 1)
     bits = picked[:, 0].view(torch.int32).long() & 0xFFFFFFFF
     return torch.cat([state(z, 1.0), torch.where(own, bits, NO_TARGET)[:, None]], dim=1)
 
 
-def logits_of(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """fp32 [T, V]: each logit one fma32 chain over the hidden size; the bias is added after it."""
-    logits = dot(hidden, weight)
+def logits_of(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, arithmetic: str) -> torch.Tensor:
+    """fp32 [T, V]: each logit one sum over the hidden size; the bias is added after it. NaN is 0x7fc00000."""
+    logits = canonical_nan(dot(hidden, weight, None, arithmetic))
     return logits if bias is None else logits + bias.float()
 
 
@@ -151,7 +152,7 @@ def logit_gradient(
 ) -> torch.Tensor:
     """dz bf16 [T, V] = upstream * (onehot - 2^((z - lse) log2 e)) / temperature, fp32, rounded once."""
     probability = exp2((scaled(logits, temperature) - lse[:, None]) * LOG2_E)
-    onehot = (torch.arange(logits.shape[1]) == targets[:, None]).float()
+    onehot = (torch.arange(logits.shape[1], device=logits.device) == targets[:, None]).float()
     return scaled(upstream[:, None] * (onehot - probability), temperature).bfloat16()
 
 
@@ -165,12 +166,13 @@ def linear_backward(
     lse: torch.Tensor,
     dw: torch.Tensor | None,
     dbias: torch.Tensor | None,
+    arithmetic: str,
 ) -> torch.Tensor:
-    """fp32 dhidden [T, H], a chain over columns; dw [V, H] and dbias [V] (fp32) go on token by token."""
-    dz = logit_gradient(upstream, logits_of(hidden, weight, bias), targets, temperature, lse)
+    """fp32 dhidden [T, H], a sum over columns; dw [V, H] and dbias [V] (fp32) go on token by token."""
+    dz = logit_gradient(upstream, logits_of(hidden, weight, bias, arithmetic), targets, temperature, lse)
     if dw is not None:
-        dw.copy_(dot(dz.t(), hidden.t(), acc=dw))
+        dw.copy_(canonical_nan(dot(dz.t(), hidden.t(), dw, arithmetic)))
     if dbias is not None:
         for row in dz.float():
             dbias += row
-    return dot(dz, weight.t())
+    return canonical_nan(dot(dz, weight.t(), None, arithmetic))

@@ -8,22 +8,21 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from samebits.backends import pick
+from samebits.backends import lazy, pick
 from samebits.ops.gradients import deliver_weight_gradient, weight_gradient_buffer
-from samebits.ops.rms_norm import cpu, reference
 from samebits.ops.rms_norm.contract import RMS_NORM as RMS_NORM
 from samebits.ops.rows import as_rows
 
-BACKENDS = {"cpu": cpu, "reference": reference}
+BACKENDS = lazy("samebits.ops.rms_norm", "cpu", "reference", "triton")
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, backend: str = "cpu") -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, backend: str | None = None) -> torch.Tensor:
     """x [..., W] bf16 normalised by its root mean square, times weight [W] bf16 -> [..., W] bf16.
 
     Raises ValueError on other dtypes or shapes.
     """
     _check(x, None, weight)
-    impl = pick("rms_norm", BACKENDS, backend)
+    impl = pick("rms_norm", BACKENDS, backend, x)
     rows = as_rows(x)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         y, _ = _RmsNorm.apply(rows, None, weight, eps, impl)
@@ -33,11 +32,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, backend: str = "
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, backend: str = "cpu"
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, backend: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(rms_norm(s), s) with s = bf16(x + residual): the norm and the new residual stream, both [..., W] bf16."""
     _check(x, residual, weight)
-    impl = pick("rms_norm", BACKENDS, backend)
+    impl = pick("rms_norm", BACKENDS, backend, x)
     left, right = as_rows(x), as_rows(residual)
     if torch.is_grad_enabled() and (x.requires_grad or residual.requires_grad or weight.requires_grad):
         y, total = _RmsNorm.apply(left, right, weight, eps, impl)

@@ -15,8 +15,8 @@ def forward(
     if residual is not None:
         x = round_bf16(x.float() + residual.float())
     value = x.float()
-    mean = lane_dot(value, value, LANES) / x.shape[-1]
-    scale = 1.0 / sqrt(mean + torch.tensor(eps, dtype=torch.float32))
+    mean = lane_dot(value, value, LANES) / _on(x, x.shape[-1])
+    scale = 1.0 / sqrt(mean + _on(x, eps))
     y = (value * scale[:, None]) * weight.float()
     return round_bf16(y), x, scale
 
@@ -37,7 +37,7 @@ def backward(
     value = x.float()
     scaled = dy.float() * weight.float()
     dot = lane_dot(scaled, value, LANES)
-    k = ((dot * scale) * scale) / x.shape[-1]
+    k = ((dot * scale) * scale) / _on(x, x.shape[-1])
     dx = (scaled - value * k[:, None]) * scale[:, None]
     if dsum is not None:
         dx = dx + dsum.float()
@@ -45,3 +45,8 @@ def backward(
     for row in range(x.shape[0]):
         dw.copy_(fma(dy[row].float(), normed[row], dw))
     return round_bf16(dx)
+
+
+def _on(x: torch.Tensor, value: float) -> torch.Tensor:
+    """fp32 on the device of x: by a plain number torch divides through the reciprocal there."""
+    return torch.tensor(value, dtype=torch.float32, device=x.device)

@@ -8,16 +8,15 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from samebits.backends import pick
-from samebits.ops.rotary import cpu, reference
+from samebits.backends import lazy, pick
 from samebits.ops.rotary.contract import ROTARY as ROTARY
 from samebits.ops.rotary.table import rotary_table as rotary_table
 
-BACKENDS = {"cpu": cpu, "reference": reference}
+BACKENDS = lazy("samebits.ops.rotary", "cpu", "reference", "triton")
 
 
 def rotary(
-    x: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, backend: str = "cpu"
+    x: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, backend: str | None = None
 ) -> torch.Tensor:
     """x [T, heads, D] bf16 rotated to absolute `positions` [T] (int32 or int64) -> [T, heads, D] bf16.
 
@@ -34,7 +33,7 @@ def rotary(
             f"rotary: the table must be contiguous float32 [positions, {x.shape[2] // 2}], "
             f"got {cos.dtype} {list(cos.shape)}"
         )
-    impl = pick("rotary", BACKENDS, backend)
+    impl = pick("rotary", BACKENDS, backend, x)
     where = positions.contiguous() if positions.dtype == torch.int64 else positions.long()
     if torch.is_grad_enabled() and x.requires_grad:
         return _Rotary.apply(x, where, cos, sin, impl)

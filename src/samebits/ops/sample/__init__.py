@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import torch
 
-from samebits.backends import pick
+from samebits.backends import lazy, pick
 from samebits.ops.logprob.rows import Temperature, check_ids, check_logits, check_temperature
-from samebits.ops.sample import cpu, reference
 from samebits.ops.sample.contract import SAMPLE as SAMPLE
 from samebits.ops.sample.reference import NO_TOKEN
 
-BACKENDS = {"cpu": cpu, "reference": reference}
+BACKENDS = lazy("samebits.ops.sample", "cpu", "reference", "triton")
 
 
 def sample(
@@ -22,7 +21,7 @@ def sample(
     temperature: Temperature,
     seeds: torch.Tensor,
     positions: torch.Tensor,
-    backend: str = "cpu",
+    backend: str | None = None,
 ) -> torch.Tensor:
     """One token per row of logits fp32 [T, V], drawn from softmax(logits / temperature): int64 [T].
 
@@ -37,7 +36,7 @@ def sample_and_logprob(
     temperature: Temperature,
     seeds: torch.Tensor,
     positions: torch.Tensor,
-    backend: str = "cpu",
+    backend: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`sample`, and the fp32 log-probability [T] of each drawn token: the bits that `logprob` gives.
 
@@ -50,7 +49,7 @@ def sample_and_logprob(
         check_ids("sample", name, ids, rows)
         if ids.ndim != 1:
             raise ValueError(f"sample: {name} must be [{rows}], got {list(ids.shape)}")
-    impl = pick("sample", BACKENDS, backend)
+    impl = pick("sample", BACKENDS, backend, logits)
     tokens, logp = impl.sample_and_logprob(logits, temperature, seeds, positions)
     if rows and int(tokens.min()) == NO_TOKEN:
         row = int((tokens == NO_TOKEN).nonzero()[0])

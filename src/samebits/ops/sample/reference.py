@@ -56,7 +56,7 @@ def sample_and_logprob(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens int64 [T] (NO_TOKEN where a row has no distribution) and their log-probabilities fp32 [T]."""
     rows = logits.shape[0]
-    temps = torch.as_tensor(temperature, dtype=torch.float32).expand(rows)
+    temps = torch.as_tensor(temperature, dtype=torch.float32, device=logits.device).expand(rows)
     positive = torch.where(temps == 0, 1.0, temps)
     q, i = logprob_reference.terms(logprob_reference.scaled(logits, positive))
     top = logprob_reference.state(logits, positive)[:, 0]
@@ -69,5 +69,5 @@ def sample_and_logprob(
         else:
             bits = random_bits(int(seeds[row]), int(positions[row]))
             tokens.append(draw(q[row].tolist(), i[row].tolist(), int(top[row]), bits))
-    chosen = torch.tensor(tokens, dtype=torch.int64)
+    chosen = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
     return chosen, logprob_reference.logprob(logits, chosen[:, None], positive)[:, 0]

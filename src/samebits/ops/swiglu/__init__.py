@@ -8,19 +8,18 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from samebits.backends import pick
+from samebits.backends import lazy, pick
 from samebits.ops.rows import as_rows
-from samebits.ops.swiglu import cpu, reference
 from samebits.ops.swiglu.contract import SWIGLU as SWIGLU
 
-BACKENDS = {"cpu": cpu, "reference": reference}
+BACKENDS = lazy("samebits.ops.swiglu", "cpu", "reference", "triton")
 
 
-def swiglu(gate_up: torch.Tensor, backend: str = "cpu") -> torch.Tensor:
+def swiglu(gate_up: torch.Tensor, backend: str | None = None) -> torch.Tensor:
     """gate_up [..., 2F] bf16, gate then up -> silu(gate) * up, [..., F] bf16. ValueError on other dtypes."""
     if gate_up.dtype != torch.bfloat16 or gate_up.shape[-1] % 2:
         raise ValueError(f"swiglu: gate_up must be bfloat16 [..., 2F], got {gate_up.dtype} {list(gate_up.shape)}")
-    impl = pick("swiglu", BACKENDS, backend)
+    impl = pick("swiglu", BACKENDS, backend, gate_up)
     rows = as_rows(gate_up)
     differentiable = torch.is_grad_enabled() and gate_up.requires_grad
     y = _SwiGlu.apply(rows, impl) if differentiable else impl.forward(rows)

@@ -1,0 +1,45 @@
+"""`samebits bench cpu`: the operators beside PyTorch's own, as a table, JSON records and a plot."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import typer
+
+from samebits import env
+
+
+def bench_command(threads: int, seconds: float, only: str, out: Path | None, matrix_unit: bool, show_list: bool) -> int:
+    """Measures what contains `only`, prints each line as it comes, and writes OUT.json and OUT.svg if asked."""
+    if not matrix_unit:
+        env.export({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"})
+    from samebits.bench.cpu import measure, works
+    from samebits.bench.plot import ratio_plot
+    from samebits.bench.record import provenance
+
+    threads = threads or len(os.sched_getaffinity(0))
+    chosen = (work for work in works(threads) if only in str(work))
+    if show_list:
+        for work in chosen:
+            typer.echo(str(work))
+        return 0
+    records = []
+    for work in chosen:
+        record = measure(work, seconds)
+        records.append(record.as_data())
+        goal = "" if record.goal is None else f", goal {record.goal:g}: {'missed' if record.missed else 'met'}"
+        typer.echo(f"{record.ratio:6.2f}x  {work}{goal}")
+        if record.reason:
+            typer.echo(f"         {record.reason}")
+    if not records:
+        typer.echo(f"error: no comparison contains {only!r}; see --list", err=True)
+        return 2
+    if out is not None:
+        about = {"what": "CPU operators beside PyTorch's own", **provenance(), "threads": threads}
+        about["peer_may_use_matrix_unit"] = matrix_unit
+        out.with_suffix(".json").write_text(json.dumps({**about, "records": records}, indent=1) + "\n")
+        out.with_suffix(".svg").write_text(ratio_plot("samebits against PyTorch, CPU, more is better", records))
+        typer.echo(f"records: {out.with_suffix('.json')}, plot: {out.with_suffix('.svg')}")
+    return 0

@@ -1,0 +1,161 @@
+"""Collectives over a `torch.distributed` process group: it moves bytes, the adding is ours.
+
+With `peers` the ranks share their fate: a rank that fails leaves word in the group's store, and the others look there
+while they wait. Without, a call waits as torch.distributed does.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from samebits.collectives.errors import CollectiveError, RankFailed, RankLate, RankLost
+from samebits.collectives.fold import fold_neighbours
+from samebits.collectives.peers import Peers
+
+# Seconds after which a rank that still waits begins to look at the store, and then between two looks.
+PATIENCE = 0.1
+_SHORTEST, _LONGEST = 20e-6, 2e-3
+_FOLLOWED = "gave up: "
+# torch 2.13 deprecates the older name, earlier releases have no other.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def gather_bytes(own: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """uint8 [n] of every rank, in rank order: [ranks, n]. Every backend carries bytes and has no opinion about them."""
+    out = torch.empty((group.size(), own.numel()), dtype=torch.uint8, device=own.device)
+    _all_gather(out.view(-1), own, group=group)
+    return out
+
+
+class ProcessGroupTransport:
+    """Any torch.distributed backend as a mover of bytes."""
+
+    def __init__(self, group: dist.ProcessGroup, peers: Peers | None = None, timeout: float = 0.0) -> None:
+        self._group = group
+        self._fate = None if peers is None else Fate(group, peers, timeout)
+
+    def gather(self, own: Tensor) -> Tensor:
+        if self._fate is None:
+            return gather_bytes(own, self._group)
+        out = torch.empty((self._group.size(), own.numel()), dtype=torch.uint8, device=own.device)
+        self._fate.run(lambda: _all_gather(out.view(-1), own, group=self._group, async_op=True))
+        return out
+
+    def tree_sum(self, partial: Tensor) -> Tensor:
+        gathered = self.gather(partial.view(torch.uint8))
+        return fold_neighbours(gathered.view(torch.float32).unbind(0))
+
+    def tree_share(self, partial: Tensor) -> Tensor:
+        received = torch.empty_like(partial)
+        if self._fate is None:
+            dist.all_to_all_single(received, partial, group=self._group)
+        else:
+            self._fate.run(lambda: dist.all_to_all_single(received, partial, group=self._group, async_op=True))
+        return fold_neighbours(received.unbind(0))
+
+    def fail(self, error: BaseException) -> None:
+        if self._fate is not None:
+            self._fate.fail(f"{type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        if self._fate is not None:
+            self._fate.close()
+
+
+class Fate:
+    """What ranks tell each other outside of collectives, through the store that the group was made with."""
+
+    def __init__(self, group: dist.ProcessGroup, peers: Peers, timeout: float) -> None:
+        if not timeout > 0:
+            raise ValueError(f"timeout must be positive, got {timeout}")
+        self.timeout = timeout
+        self._rank, self._ranks, self._peers = group.rank(), group.size(), peers
+        self._store = dist.distributed_c10d._get_process_group_store(group)
+        self._count = self._said_to_wait = 0
+        self._broken: CollectiveError | None = None
+
+    def run(self, begin: Any) -> None:
+        """Begin one collective and wait for it, for an error of another rank, for its end, or for the time-out."""
+        if self._broken is not None:
+            raise self._broken
+        self._count += 1
+        started, delay, look = time.monotonic(), _SHORTEST, PATIENCE
+        try:
+            work = begin()
+            while not work.is_completed():
+                time.sleep(delay)
+                delay = min(2 * delay, _LONGEST)
+                waited = time.monotonic() - started
+                if waited > look:
+                    look = waited + PATIENCE
+                    self._look_around(waited)
+            work.wait()
+        except CollectiveError:
+            raise
+        except RuntimeError as error:
+            self._explain(error)
+
+    def fail(self, text: str) -> None:
+        """Leave word of this rank's own error; the first one stays."""
+        if self._broken is None:
+            self._broken = RankFailed(f"this rank met an error before: {text}")
+            self._leave_word(text)
+
+    def close(self) -> None:
+        self._peers.close()
+
+    def _look_around(self, waited: float) -> None:
+        if self._said_to_wait < self._count:
+            self._said_to_wait = self._count
+            self._store.set(f"samebits/waits/{self._rank}", str(self._count))
+        self._look_for_errors()
+        for rank in range(self._ranks):
+            if rank != self._rank and self._peers.ended(rank):
+                self._raise(RankLost(f"{self._peers.name(rank)} ended before collective {self._count}"))
+        if waited > self.timeout:
+            self._raise_late()
+
+    def _look_for_errors(self) -> None:
+        said = {
+            rank: self._store.get(_word_of(rank)).decode(errors="replace")
+            for rank in range(self._ranks)
+            if rank != self._rank and self._store.check([_word_of(rank)])
+        }
+        # The rank whose error it was first: the others only followed.
+        for rank in sorted(said, key=lambda rank: said[rank].startswith(_FOLLOWED)):
+            self._raise(RankFailed(f"{self._peers.name(rank)} failed before collective {self._count}: {said[rank]}"))
+
+    def _raise_late(self) -> None:
+        here = [rank for rank in range(self._ranks) if self._reached(rank)]
+        late = ", ".join(self._peers.name(rank) for rank in range(self._ranks) if rank not in here)
+        text = f"{late or 'a rank'} did not reach collective {self._count} within {self.timeout:g} s"
+        self._raise(RankLate(f"{text}; ranks that did: {', '.join(map(str, here))}"))
+
+    def _reached(self, rank: int) -> bool:
+        key = f"samebits/waits/{rank}"
+        return bool(self._store.check([key])) and int(self._store.get(key)) >= self._count
+
+    def _explain(self, error: RuntimeError) -> None:
+        """torch.distributed gave up: say which rank it was about. A death takes a moment to show."""
+        end = time.monotonic() + 2.0
+        while time.monotonic() < end:
+            self._look_around(0.0)
+            time.sleep(0.02)
+        self._raise(RankLost(f"collective {self._count}: {error}"), error)
+
+    def _raise(self, error: CollectiveError, cause: BaseException | None = None) -> None:
+        self._broken = error
+        self._leave_word(f"{_FOLLOWED}{error}")
+        raise error from cause
+
+    def _leave_word(self, text: str) -> None:
+        self._store.set(_word_of(self._rank), text[:1000])
+
+
+def _word_of(rank: int) -> str:
+    return f"samebits/failed/{rank}"

@@ -1,0 +1,124 @@
+"""Who carries the bytes of a group: by default torch.distributed, or what was attached to the group.
+
+Every transport gives the same bits. `attach` is called once by all ranks, right after the group was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from samebits.collectives.errors import CollectiveError
+from samebits.collectives.exchange import PeerExchange
+from samebits.collectives.groups import require_power_of_two
+from samebits.collectives.memory import HostMemory
+from samebits.collectives.peers import CARD_BYTES, Card, Peers
+from samebits.collectives.process_group import ProcessGroupTransport, gather_bytes
+
+TransportName = Literal["gloo", "shared_memory"]
+TRANSPORTS: tuple[TransportName, ...] = ("gloo", "shared_memory")
+CAPACITY = 1 << 20
+TIMEOUT = 600.0
+
+
+class Transport(Protocol):
+    """Moves bytes and adds fp32 values between the ranks of one group."""
+
+    def gather(self, own: Tensor) -> Tensor:
+        """uint8 [n] of every rank, in rank order: [ranks, n]."""
+
+    def tree_sum(self, partial: Tensor) -> Tensor:
+        """fp32 [n]: the balanced tree over ranks, on every rank."""
+
+    def tree_share(self, partial: Tensor) -> Tensor:
+        """fp32 [ranks, n] on every rank -> [n]: this rank's row of the balanced tree over ranks."""
+
+    def fail(self, error: BaseException) -> None:
+        """Tell every other rank about this error, so that it raises instead of waiting."""
+
+    def close(self) -> None:
+        """Leave the group."""
+
+
+_attached: dict[dist.ProcessGroup, Transport] = {}
+
+
+def transport_of(group: dist.ProcessGroup) -> Transport:
+    """The transport attached to the group; without one, plain torch.distributed."""
+    return _attached.get(group) or ProcessGroupTransport(group)
+
+
+def attach(
+    group: dist.ProcessGroup, transport: TransportName, timeout: float = TIMEOUT, capacity: int = CAPACITY
+) -> None:
+    """Let `transport` serve the group from now on. All ranks call it with the same arguments; one rank needs none.
+
+    "gloo" keeps torch.distributed and adds the failure rules: an error, a dead process and a time-out after
+    `timeout` seconds reach every rank by name. "shared_memory" is for ranks of one host; two halves of `capacity`
+    bytes per rank. Raises ValueError for another transport, for a number of ranks that no tree has, and where the
+    ranks don't share a host.
+    """
+    if transport not in TRANSPORTS:
+        raise ValueError(f"transport must be one of {', '.join(TRANSPORTS)}, got {transport!r}")
+    if group in _attached:
+        raise ValueError("this group has a transport already; detach it first")
+    if group.size() == 1:
+        return
+    require_power_of_two(group.size(), "attach")
+    if transport == "gloo":
+        cards = _cards(group, Card.own().to_bytes())
+        _attached[group] = ProcessGroupTransport(group, Peers([Card.from_bytes(card) for card in cards]), timeout)
+    else:
+        _attached[group] = _share_memory(group, timeout, capacity)
+
+
+def detach(group: dist.ProcessGroup) -> None:
+    """Leave the attached transport, if there is one."""
+    transport = _attached.pop(group, None)
+    if transport is not None:
+        transport.close()
+
+
+@contextmanager
+def shared_fate() -> Iterator[None]:
+    """What this block raises, every other rank of every attached group raises too, naming this rank and its error."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, CollectiveError):
+            for transport in _attached.values():
+                transport.fail(error)
+        raise
+
+
+def _share_memory(group: dist.ProcessGroup, timeout: float, capacity: int) -> PeerExchange:
+    """Regions of all ranks, opened by every rank. The group carries who and where, and whether all went well."""
+    memory = HostMemory(capacity)
+    cards = _cards(group, Card.own().to_bytes() + memory.handle.to_bytes(8, "little"))
+    peers = Peers([Card.from_bytes(card[:CARD_BYTES]) for card in cards])
+    hosts = sorted({card.host for card in peers.cards})
+    problem = ""
+    if len(hosts) > 1:
+        problem = f"ranks run on {', '.join(hosts)}"
+    else:
+        try:
+            memory.join(group.rank(), peers, [int.from_bytes(card[CARD_BYTES:], "little") for card in cards])
+        except OSError as error:
+            problem = f"rank {group.rank()} can't open another rank's memory: {error}"
+    # Also the moment after which no rank needs another one's file any more.
+    for found in _cards(group, problem.encode()[:512].ljust(512, b"\0")):
+        if text := found.rstrip(b"\0").decode(errors="replace"):
+            memory.close()
+            peers.close()
+            raise ValueError(f"shared_memory needs ranks that share a host: {text}; use the transport gloo")
+    return PeerExchange(memory, peers, timeout)
+
+
+def _cards(group: dist.ProcessGroup, own: bytes) -> list[bytes]:
+    gathered = gather_bytes(torch.frombuffer(bytearray(own), dtype=torch.uint8), group)
+    return [row.numpy().tobytes() for row in gathered]

@@ -1,0 +1,102 @@
+"""Groups of real processes in which one rank errs, dies or does not come: all others raise, and name it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from forked import fork_ranks
+
+from samebits.collectives import TRANSPORTS, attach, detach, gather_states, shared_fate, tree_all_reduce
+
+VICTIM = 2
+
+
+def join(rank: int, ranks: int, file: Path) -> dist.ProcessGroup:
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=ranks)
+    dist.barrier()  # so that nobody leaves while another one still connects
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD
+
+
+def attempt(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except (RuntimeError, ValueError) as caught:
+        return f"{type(caught).__name__}: {caught}"
+    return ""
+
+
+def _misbehave(what: str) -> None:
+    if what == "error":
+        raise ValueError("sample 1/2/3 has no tokens")
+    if what == "death":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(3.0)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("what", ["error", "death", "late"])
+def test_one_ranks_trouble_is_raised_by_name_on_every_rank(tmp_path: Path, transport: str, what: str) -> None:
+    def program(rank: int, pids: list[int]) -> tuple[list[float], str, str]:
+        group = join(rank, 4, tmp_path / "rendezvous")
+        attach(group, transport, timeout=1.5 if what == "late" else 60.0)  # type: ignore[arg-type]
+        total = tree_all_reduce(torch.ones(256), group)
+
+        def troubled() -> None:
+            with shared_fate():
+                if rank == VICTIM:
+                    _misbehave(what)
+                tree_all_reduce(torch.ones(256), group)
+
+        error = attempt(troubled)
+        again = attempt(lambda: gather_states(torch.ones(1), group))
+        if rank != VICTIM and what == "late":
+            time.sleep(3.0)  # a store lives as long as the processes that use it
+        detach(group)
+        return total.unique().tolist(), error, again
+
+    outcomes = fork_ranks(4, program)
+    assert [o.error for o in outcomes] == [""] * 4
+    wanted = {"error": "ValueError: sample 1/2/3 has no tokens", "death": "ended before", "late": "did not reach"}
+    for outcome in (o for rank, o in enumerate(outcomes) if rank != VICTIM):
+        total, error, again = outcome.value
+        assert total == [4.0]
+        assert f"rank {VICTIM} (process " in error
+        assert error.startswith("RankFailed: " if what == "error" else ("RankLost: ", "RankLate: ", "RankFailed: "))
+        assert wanted[what] in error
+        assert again, "the group could still be used"
+        assert outcome.seconds < 10.0
+    if what == "death":
+        assert outcomes[VICTIM].signal == signal.SIGKILL
+        return
+    _, error, again = outcomes[VICTIM].value
+    if what == "error":
+        assert error == wanted[what]
+    assert again.startswith("RankFailed: ")
+
+
+def test_three_ranks_are_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    def program(rank: int, pids: list[int]) -> list[str]:
+        group = join(rank, 3, tmp_path / "rendezvous")
+        return [
+            *(attempt(lambda t=t: attach(group, t)) for t in (*TRANSPORTS, "telepathy")),  # type: ignore[misc]
+            attempt(lambda: tree_all_reduce(torch.ones(3), group)),
+        ]
+
+    rule = "a tree over 3 ranks is not balanced; use a power of two (1, 2, 4, 8, ...)"
+    outcomes = fork_ranks(3, program)
+    assert [o.error for o in outcomes] == [""] * 3
+    for outcome in outcomes:
+        assert outcome.value == [
+            f"ValueError: attach: {rule}",
+            f"ValueError: attach: {rule}",
+            "ValueError: transport must be one of gloo, shared_memory, got 'telepathy'",
+            f"ValueError: tree_all_reduce: {rule}",
+        ]
