@@ -31,6 +31,7 @@ from samebits.evidence.store import (
     sha256_file,
 )
 from samebits.evidence.summary import summarise
+from samebits.evidence.support import Limits
 from samebits.evidence.verdict import Verdict
 from samebits.timeline.events import Compared, Event, RunStarted, Sampled, parse_json
 from samebits.timeline.ledger import read
@@ -41,11 +42,15 @@ MAX_JSON = 64 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """The verdict, the faults found (empty unless "cannot tell"), and the totals recomputed so far."""
+    """The verdict, the faults found (empty unless "cannot tell"), and the totals recomputed so far.
+
+    `sampling` says what limited the draws, and what the recorded supports hold; empty when nothing did.
+    """
 
     verdict: Verdict
     problems: tuple[str, ...] = ()
     totals: Mapping[str, Any] = field(default_factory=dict)
+    sampling: str = ""
 
 
 class _Fault(Exception):
@@ -68,8 +73,12 @@ def verify(run: Path) -> Verification:
         if problems:
             raise _Fault(f"{TIMELINE} {problems[0]}")
         _check_declared(manifest, events)
+        limits = Limits.of(manifest["config"])
         for samples, compared, lines in _steps(run, events):
             _check_step(samples, compared, lines)
+            problem = limits.problem(samples)
+            if problem:
+                raise _Fault(f"{compared.sidecar}: {problem}")
         _check_route_files(run, manifest, events)
         summary = _load(run, SUMMARY)
         wanted = summarise(events)
@@ -79,13 +88,13 @@ def verify(run: Path) -> Verification:
     except (_Fault, ValueError, OSError) as fault:
         totals = summarise(events) if events else {}
         return Verification(verdict=Verdict.CANNOT_TELL, problems=(str(fault),), totals=totals)
-    return _conclude(wanted)
+    return _conclude(wanted, limits.describe())
 
 
-def _conclude(totals: Mapping[str, Any]) -> Verification:
+def _conclude(totals: Mapping[str, Any], sampling: str) -> Verification:
     verdict = Verdict(totals["verdict"])
     problems = () if verdict is not Verdict.CANNOT_TELL else ("nothing comparable: no token, or no finite value",)
-    return Verification(verdict=verdict, problems=problems, totals=totals)
+    return Verification(verdict=verdict, problems=problems, totals=totals, sampling=sampling)
 
 
 def _load(run: Path, name: str) -> dict[str, Any]:
@@ -242,6 +251,7 @@ def describe(verification: Verification) -> str:
     lines += [f"problem: {problem}" for problem in verification.problems]
     names = ("case", "steps", "compared_tokens", "mismatch_count", "max_abs_diff", "mean_abs_diff", "worst")
     lines += [f"{name}: {totals[name]}" for name in names if totals.get(name) is not None]
+    lines += [f"sampling: {verification.sampling}"] if verification.sampling else []
     return "\n".join(lines)
 
 
@@ -252,6 +262,7 @@ def to_json(verification: Verification) -> str:
             "verdict": verification.verdict.value,
             "problems": list(verification.problems),
             "totals": dict(verification.totals),
+            "sampling": verification.sampling,
         },
         allow_nan=False,
     )

@@ -7,12 +7,14 @@ were packed. The row of position p predicts the token at p + 1.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from samebits.ops.sample_support import Kept
 from samebits.timeline.types import TrainSample
 
 
@@ -36,7 +38,8 @@ class MicroBatch:
     """One forward pass. `ids` [batch, sequence]; `rows` index the flattened [sequence * batch] hidden states.
 
     `rows`, `targets` and `slots` (all int64 [n]) speak about the active tokens of this rank, ascending in slot.
-    `packing` is None for the padded layout, which Megatron's own attention needs.
+    `packing` is None for the padded layout, which Megatron's own attention needs. `kept` are the ids that the sampler
+    kept for these tokens (None: nothing was limited), `temperature` fp32 [n] their own ones (None: the trainer's).
     """
 
     ids: Tensor
@@ -44,6 +47,38 @@ class MicroBatch:
     targets: Tensor
     slots: Tensor
     packing: Packing | None
+    kept: Kept | None = None
+    temperature: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the active tokens of a step were drawn, by slot: what was kept, and at which temperature, fp32 [slots]."""
+
+    kept: Kept | None
+    temperature: Tensor | None
+
+    @classmethod
+    def of(cls, samples: Sequence[TrainSample], temperature: float) -> Sampling:
+        """Both are None where they say nothing: no support, no temperature but `temperature`."""
+        kept, each = None, None
+        if any(sample.support is not None for sample in samples):
+            counts, ids = array("i"), array("i")
+            for sample in samples:
+                counts += sample.support.counts if sample.support else array("i", [0] * sample.response_length)
+                ids += sample.support.ids if sample.support else array("i")
+            kept = Kept(torch.tensor(counts, dtype=torch.int64), torch.tensor(ids, dtype=torch.int64))
+        if any(sample.temperature is not None for sample in samples):
+            own = [temperature if sample.temperature is None else sample.temperature for sample in samples]
+            lengths = torch.tensor([sample.response_length for sample in samples])
+            each = torch.repeat_interleave(torch.tensor(own, dtype=torch.float32), lengths)
+        return cls(kept, each)
+
+    def put_into(self, batch: MicroBatch) -> MicroBatch:
+        """The micro-batch with its tokens' share."""
+        kept = None if self.kept is None else self.kept.select(batch.slots)
+        each = None if self.temperature is None else self.temperature[batch.slots]
+        return replace(batch, kept=kept, temperature=each)
 
 
 def first_slots(samples: Sequence[TrainSample]) -> list[int]:

@@ -25,6 +25,7 @@ from samebits.into_megatron.model import ModelShape, read_shape, transformer_con
 from samebits.into_megatron.ordered import clip_gradients, gradient_norm, ordered_sum
 from samebits.into_megatron.parallel import start_groups, stop_groups
 from samebits.into_megatron.proof import route_record
+from samebits.into_megatron.sampling import check_sampling
 from samebits.into_megatron.spec import block_spec
 from samebits.into_megatron.weights import from_megatron, load_parameters, save_tensors
 from samebits.linear_logp import LinearLogp, ProviderSettings, TokenLayout
@@ -173,6 +174,7 @@ class TrainerRank:
                 )
             if min(sample.token_ids) < 0 or max(sample.token_ids) >= self.shape.vocab:
                 raise ValueError(f"sample {sample.key}: token ids must be in [0, {self.shape.vocab})")
+            check_sampling(sample, self.shape.vocab, native=self.config.case.logp == "P")
 
     def _check_identities(self, samples: Sequence[TrainSample]) -> None:
         """Raise ValueError naming the first sample that was scored under another contract than this run's."""
@@ -187,6 +189,7 @@ class TrainerRank:
     def _micro_batches(self, samples: Sequence[TrainSample], slots: Sequence[int]) -> list[layout.MicroBatch]:
         config = self.config
         multiple = config.tp if config.sequence_parallel else 1
+        sampling = layout.Sampling.of(samples, config.temperature)
         batches = []
         for group in layout.group_samples(samples, config.max_tokens_per_gpu * config.cp):
             members, places = [samples[i] for i in group], [slots[i] for i in group]
@@ -196,7 +199,7 @@ class TrainerRank:
                 batches.append(
                     layout.packed_batch(members, places, rank=self.cp_group.rank(), ranks=config.cp, multiple=multiple)
                 )
-        return batches
+        return [sampling.put_into(batch) for batch in batches]
 
     def _score(self, model: torch.nn.Module, batch: layout.MicroBatch) -> Tensor:
         with torch.no_grad():

@@ -6,6 +6,7 @@ Nothing of vLLM or torch is imported before the environment that configures them
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from samebits import env
 from samebits.into_vllm.config import EngineConfig
 from samebits.into_vllm.plan import PLAN_VARIABLE, RoutePlan
-from samebits.timeline.types import GenerateRequest, Rollout, ShardDigest, WeightVersion
+from samebits.timeline.types import GenerateRequest, Rollout, ShardDigest, Support, WeightVersion
 
 _GIB = 1 << 30
 _LOWEST_TEMPERATURE = 0.01
@@ -54,6 +55,8 @@ class RolloutEngine:
         version = self.version()
         outputs: dict[str, Any] = {}
         names = [str(i) for i in range(len(requests))]
+        for request in requests:
+            self._check(request)
         for name, request in zip(names, requests, strict=True):
             self._submit(name, request)
         with self._dying("generate"):
@@ -63,7 +66,11 @@ class RolloutEngine:
                         outputs[output.request_id] = output.outputs[0]
         if self.version() != version:
             raise RuntimeError(f"the weights changed from {version} to {self.version()} while tokens were produced")
-        return [self._rollout(request, outputs[name], version) for name, request in zip(names, requests, strict=True)]
+        supports = self._supports(requests)
+        return [
+            self._rollout(request, outputs[name], version, supports.get(int(name)))
+            for name, request in zip(names, requests, strict=True)
+        ]
 
     def publish(self, path: str, version: WeightVersion) -> list[ShardDigest]:
         """Loads the safetensors files in `path` into every worker, in place, as `version`.
@@ -115,10 +122,8 @@ class RolloutEngine:
         except Exception as error:
             raise EngineRefused(f"engine {self.config.engine} did not start: {_root(error)}") from error
 
-    def _submit(self, name: str, request: GenerateRequest) -> None:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
+    def _check(self, request: GenerateRequest) -> None:
+        """Raise ValueError for a request that the engine can't serve."""
         if 0 < request.temperature < _LOWEST_TEMPERATURE:
             raise ValueError(
                 f"{request.key}: temperature {request.temperature} would be raised to {_LOWEST_TEMPERATURE} by vLLM; "
@@ -130,9 +135,27 @@ class RolloutEngine:
                 f"{request.key}: max_tokens {request.max_tokens} after a prompt of {len(request.prompt_ids)} tokens "
                 f"does not fit max_model_len {self.config.max_model_len}"
             )
+        if request.limited and self.config.case.logp == "P":
+            raise ValueError(
+                f"{request.key}: vLLM's own sampler does not say which tokens top-k, top-p or min-p kept; "
+                "set the case of logp to R, or limit nothing"
+            )
+
+    def _submit(self, name: str, request: GenerateRequest) -> None:
+        with self._dying("generate"):
+            self._engine.add_request(name, {"prompt_token_ids": list(request.prompt_ids)}, self._params(name, request))
+
+    def _params(self, name: str, request: GenerateRequest) -> Any:
+        """vLLM's SamplingParams of one request."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
         keyed = self.config.case.logp == "R"
-        params = SamplingParams(
+        return SamplingParams(
             temperature=request.temperature,
+            top_k=request.top_k,
+            top_p=request.top_p,
+            min_p=request.min_p,
             max_tokens=request.max_tokens,
             logprobs=0,
             flat_logprobs=True,
@@ -140,12 +163,21 @@ class RolloutEngine:
             ignore_eos=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args={"samebits_seed": _signed(request.seed)} if keyed else None,
+            extra_args={"samebits_seed": _signed(request.seed), "samebits_request": int(name)} if keyed else None,
         )
-        with self._dying("generate"):
-            self._engine.add_request(name, {"prompt_token_ids": list(request.prompt_ids)}, params)
 
-    def _rollout(self, request: GenerateRequest, output: Any, version: WeightVersion) -> Rollout:
+    def _supports(self, requests: Sequence[GenerateRequest]) -> dict[int, dict[int, bytes]]:
+        """Request -> position -> kept ids, from all workers, which must agree."""
+        if not any(request.limited for request in requests):
+            return {}
+        first, *others = self._ask("samebits_supports", during="generate")
+        if any(other != first for other in others):
+            raise RuntimeError("the workers kept different tokens under top-k, top-p or min-p")
+        return dict(first)
+
+    def _rollout(
+        self, request: GenerateRequest, output: Any, version: WeightVersion, kept: dict[int, bytes] | None
+    ) -> Rollout:
         import numpy as np
 
         # Python floats made from fp32 values convert back without loss.
@@ -162,6 +194,7 @@ class RolloutEngine:
             contract=self._plan.contract_digest,
             finish_reason=str(output.finish_reason),
             engine=self.config.engine,
+            support=_support(request, tokens, kept) if request.limited else None,
         )
 
     def _ask(self, method: str, *args: Any, during: str) -> list[Any]:
@@ -186,6 +219,18 @@ class RolloutEngine:
             for rank, worker in enumerate(workers)
             if not worker.proc.is_alive()
         ]
+
+
+def _support(request: GenerateRequest, tokens: Sequence[int], kept: dict[int, bytes] | None) -> Support:
+    """The kept ids of a response's tokens. Raises RuntimeError where one is missing or not in its own."""
+    found = kept or {}
+    if sorted(found) != list(range(len(tokens))):
+        raise RuntimeError(f"{request.key}: supports of {len(found)} tokens for {len(tokens)} tokens")
+    support = Support.of([array("i", found[position]) for position in range(len(tokens))])
+    problem = support.problem(tokens)
+    if problem:
+        raise RuntimeError(f"{request.key}: {problem}")
+    return support
 
 
 def _arguments(config: EngineConfig, plan: RoutePlan) -> dict[str, Any]:

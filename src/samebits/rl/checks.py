@@ -34,6 +34,19 @@ def check_rollouts(
             raise RunFailed(
                 f"{name}: scored under run contract {rollout.contract[:12] or 'none'}, want {contract[:12] or 'none'}"
             )
+        problem = _support_problem(request, rollout)
+        if problem:
+            raise RunFailed(f"{name}: {problem}")
+
+
+def _support_problem(request: GenerateRequest, rollout: Rollout) -> str:
+    """What is wrong with the ids that the engine says it kept; empty when nothing is."""
+    support = rollout.support
+    if not request.limited or support is None:
+        return "" if request.limited == (support is not None) else "supports came unasked, or not at all"
+    if min(support.counts, default=0) < 1:
+        return "a token without a support, though top_k, top_p or min_p limits every one"
+    return support.problem(rollout.token_ids)
 
 
 def check_result(step: int, samples: Sequence[TrainSample], result: StepResult) -> None:

@@ -21,7 +21,7 @@ from samebits.ops.sample_support.rows import Kept as Kept
 from samebits.ops.sample_support.rows import Limits as Limits
 
 
-def sample_support(logits: Tensor, temperature: Temperature, limits: Limits, backend: str = "cpu") -> Kept:
+def sample_support(logits: Tensor, temperature: Temperature, limits: Limits, backend: str | None = None) -> Kept:
     """The ids that min-p, top-k and top-p, in this order, leave of each row of logits fp32 [T, V].
 
     A row that nothing limits keeps all; so does a row of temperature 0, whose token no limit can change. Raises
@@ -38,7 +38,7 @@ def sample_support(logits: Tensor, temperature: Temperature, limits: Limits, bac
     if len(some) < rows:
         logits, temperature = logits[some], _each(temperature, rows)[some]
         limits = Limits(limits.top_k[some], limits.top_p[some], limits.min_p[some])
-    kept = pick("sample_support", BACKENDS, backend).support(logits, temperature, limits)
+    kept = pick("sample_support", BACKENDS, backend, logits).support(logits, temperature, limits)
     if bool((kept.counts == NO_DISTRIBUTION).any()):
         row = int(some[(kept.counts == NO_DISTRIBUTION).nonzero()[0]])
         raise ValueError(f"sample_support: row {row} has no distribution: it holds NaN or +inf, or nothing finite")
@@ -46,7 +46,7 @@ def sample_support(logits: Tensor, temperature: Temperature, limits: Limits, bac
 
 
 def sample_kept(
-    logits: Tensor, temperature: Temperature, seeds: Tensor, positions: Tensor, kept: Kept, backend: str = "cpu"
+    logits: Tensor, temperature: Temperature, seeds: Tensor, positions: Tensor, kept: Kept, backend: str | None = None
 ) -> tuple[Tensor, Tensor]:
     """Tokens int64 [T] drawn from the kept ids of each row, and their log-probabilities over these, fp32 [T].
 
@@ -62,7 +62,7 @@ def sample_kept(
         check_ids("sample_kept", name, ids, rows)
     _check_columns("sample_kept", kept, logits)
     each = _each(temperature, rows)
-    impl, some = pick("sample_kept", BACKENDS, backend), limited.nonzero()[:, 0]
+    impl, some = pick("sample_kept", BACKENDS, backend, logits), limited.nonzero()[:, 0]
     if len(some) == rows:
         tokens, logp = impl.sample_kept(logits, each, seeds, positions, kept)
     else:
@@ -79,7 +79,7 @@ def sample_kept(
 
 
 def kept_logprob(
-    logits: Tensor, targets: Tensor, temperature: Temperature, kept: Kept, backend: str = "cpu"
+    logits: Tensor, targets: Tensor, temperature: Temperature, kept: Kept, backend: str | None = None
 ) -> Tensor:
     """log softmax over the kept ids at `targets` int64 [T, N]: fp32, -inf for a target that its row did not keep.
 
@@ -96,7 +96,7 @@ def kept_logprob(
     if len(free):
         logp[free] = logprob(logits[free], targets[free], each[free], backend)
     if len(some):
-        impl = pick("kept_logprob", BACKENDS, backend)
+        impl = pick("kept_logprob", BACKENDS, backend, logits)
         logp[some] = impl.kept_logprob(logits[some], targets[some], each[some], kept.select(some))
     return logp
 

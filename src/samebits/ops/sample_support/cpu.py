@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from samebits import _cpu
+from samebits.backends import serve_only
 from samebits.ops.logprob.cpu import as_arguments
 from samebits.ops.logprob.rows import Temperature
 from samebits.ops.sample_support.rows import Kept, Limits
@@ -59,8 +60,15 @@ def kept_logprob(logits: Tensor, targets: Tensor, temperature: Temperature, kept
 
 
 def kept_state(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: Temperature, kept: Kept
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    temperature: Temperature,
+    kept: Kept,
+    arithmetic: str,
 ) -> Tensor:
+    serve_only("kept_linear_logp", "cpu", arithmetic, "fma32")
     out = torch.empty(len(hidden), 6, dtype=torch.int64)
     _cpu.kept_states(
         hidden.data_ptr(),
@@ -87,7 +95,9 @@ def kept_backward(
     lse: Tensor,
     dw: Tensor | None,
     dbias: Tensor | None,
+    arithmetic: str,
 ) -> Tensor:
+    serve_only("kept_linear_logp", "cpu", arithmetic, "fma32")
     dhidden = torch.empty(hidden.shape, dtype=torch.float32)
     _cpu.kept_gradients(
         upstream.data_ptr(),

@@ -11,14 +11,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from samebits.backends import pick
+from samebits.backends import lazy, pick, pick_arithmetic
 from samebits.ops.gradients import deliver_weight_gradient, weight_gradient_buffer
 from samebits.ops.logprob import finish, finish_logp, merge_states
 from samebits.ops.logprob.rows import NO_TARGET, Temperature, check_ids, check_temperature
-from samebits.ops.sample_support import cpu, reference
 from samebits.ops.sample_support.rows import Kept
 
-BACKENDS = {"cpu": cpu, "reference": reference}
+BACKENDS = lazy("samebits.ops.sample_support", "cpu", "reference")
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,7 @@ class _Part:
     temperature: Temperature
     kept: Kept
     group: dist.ProcessGroup | None
+    arithmetic: str
 
 
 def kept_linear_logp(
@@ -40,9 +40,10 @@ def kept_linear_logp(
     bias: Tensor | None = None,
     vocab_start: int = 0,
     group: dist.ProcessGroup | None = None,
-    backend: str = "cpu",
+    backend: str | None = None,
+    arithmetic: str | None = None,
 ) -> Tensor:
-    """Log-probabilities of `targets` under softmax((hidden @ weight^T + bias) / temperature) over the kept ids: fp32 [T].
+    """Log-probabilities of `targets` under softmax((hidden @ weight^T + bias) / temperature) over kept ids: fp32 [T].
 
     Arguments are those of `linear_logp`; `kept` names ids of the whole vocabulary, at least one for each row, the
     target among them. Each tensor-parallel rank computes those ids that its rows of the weight cover; all get the
@@ -56,7 +57,11 @@ def kept_linear_logp(
     kept.check(rows)
     _check(hidden, weight, bias, kept, targets)
     local = kept.inside(vocab_start, vocab_start + len(weight))
-    part = _Part(pick("kept_linear_logp", BACKENDS, backend), temperature, local, group)
+    impl, kind = (
+        pick("kept_linear_logp", BACKENDS, backend, hidden),
+        pick_arithmetic("kept_linear_logp", arithmetic, hidden),
+    )
+    part = _Part(impl, temperature, local, group, kind)
     logp: Tensor = _KeptLogp.apply(hidden, weight, bias, targets - vocab_start, part)
     return logp
 
@@ -97,14 +102,16 @@ class _KeptLogp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, part: _Part) -> Tensor:
         rows, offset = hidden.bfloat16().contiguous(), None if bias is None else bias.float().contiguous()
-        own = part.impl.kept_state(rows, weight, offset, targets, part.temperature, part.kept)
+        own = part.impl.kept_state(rows, weight, offset, targets, part.temperature, part.kept, part.arithmetic)
         everyone = _everyone(own, part.group)
         state = merge_states([other[:, :5] for other in everyone])
         # one rank holds the target, all others say NO_TARGET, which is below every bit pattern
         picked = torch.stack([other[:, 5] for other in everyone]).amax(0)
         if bool((picked == NO_TARGET).any()):
             row = int((picked == NO_TARGET).nonzero()[0])
-            raise ValueError(f"kept_linear_logp: no rank holds the target of row {row}; check vocab_start and the group")
+            raise ValueError(
+                f"kept_linear_logp: no rank holds the target of row {row}; check vocab_start and the group"
+            )
         ctx.save_for_backward(rows, weight, bias, targets, finish(state))
         ctx.part, ctx.hidden_dtype = part, hidden.dtype
         return finish_logp(state, picked.to(torch.int32).view(torch.float32))
@@ -118,7 +125,17 @@ class _KeptLogp(torch.autograd.Function):
         dbias = weight_gradient_buffer(bias) if ctx.needs_input_grad[2] else None
         offset = None if bias is None else bias.float().contiguous()
         dhidden = part.impl.kept_backward(
-            upstream.contiguous(), rows, weight, offset, targets, part.temperature, part.kept, lse, dw, dbias
+            upstream.contiguous(),
+            rows,
+            weight,
+            offset,
+            targets,
+            part.temperature,
+            part.kept,
+            lse,
+            dw,
+            dbias,
+            part.arithmetic,
         )
         return (
             dhidden.to(ctx.hidden_dtype),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from samebits.arithmetic import dot
+from samebits.arithmetic import canonical_nan, dot
 from samebits.ops.logprob import reference as logprob_reference
 from samebits.ops.logprob.contract import TOP_LIMIT, WINDOW_BITS, WINDOWS
 from samebits.ops.logprob.rows import NO_TARGET, Temperature
@@ -108,14 +108,20 @@ def kept_logprob(logits: Tensor, targets: Tensor, temperature: Temperature, kept
 
 
 def kept_state(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: Temperature, kept: Kept
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    temperature: Temperature,
+    kept: Kept,
+    arithmetic: str,
 ) -> Tensor:
     """int64 [T, 6] as linear_state gives it, each row over its own kept rows of the weight."""
     rows = [_part(weight, bias, targets, temperature, kept, row) for row in range(len(hidden))]
     states = [
-        logprob_reference.linear_state(hidden[row : row + 1], part, offset, target, scale)
+        logprob_reference.linear_state(hidden[row : row + 1], part, offset, target, scale, arithmetic)
         if len(part)
-        else torch.cat([logprob_reference.empty_state(1), torch.tensor([[NO_TARGET]])], dim=1)
+        else torch.cat([logprob_reference.empty_state(1, hidden.device), torch.tensor([[NO_TARGET]])], dim=1)
         for row, (part, offset, target, scale) in enumerate(rows)
     ]
     return torch.cat([torch.zeros(0, 6, dtype=torch.int64), *states])
@@ -132,6 +138,7 @@ def kept_backward(
     lse: Tensor,
     dw: Tensor | None,
     dbias: Tensor | None,
+    arithmetic: str,
 ) -> Tensor:
     """fp32 dhidden [T, H], a chain over kept columns; dw and dbias go on token by token where they were kept."""
     dhidden = torch.zeros(hidden.shape)
@@ -140,13 +147,13 @@ def kept_backward(
         part, offset, target, scale = _part(weight, bias, targets, temperature, kept, row)
         if not len(ids):
             continue
-        logits = logprob_reference.logits_of(hidden[here], part, offset)
+        logits = logprob_reference.logits_of(hidden[here], part, offset, arithmetic)
         dz = logprob_reference.logit_gradient(upstream[here], logits, target, scale, lse[here])
-        dhidden[here] = dot(dz, part.t())
+        dhidden[here] = canonical_nan(dot(dz, part.t(), None, arithmetic))
         if dw is not None:
-            dw[ids] = dot(dz.t(), hidden[here].t(), acc=dw[ids])
+            dw[ids] = canonical_nan(dot(dz.t(), hidden[here].t(), dw[ids], arithmetic))
         if dbias is not None:
-            dbias[ids] += dz[0].float()
+            dbias[ids] = canonical_nan(dbias[ids] + dz[0].float())
     return dhidden
 
 

@@ -38,7 +38,9 @@ class Limits:
         ):
             if not bool(good.all()):
                 row = int((~good).nonzero()[0])
-                raise ValueError(f"sample_support: {name} must be {wanted}, got {getattr(self, name)[row]} in row {row}")
+                raise ValueError(
+                    f"sample_support: {name} must be {wanted}, got {getattr(self, name)[row]} in row {row}"
+                )
 
     def any(self) -> Tensor:
         """bool [T]: the rows that something limits."""
