@@ -84,18 +84,18 @@ def test_batches_move_no_bit_and_no_support(strict: Engine, batch: list[Rollout]
     assert [facts(strict("generate", [r]))[0] for r in mixed()[:4]] == facts(batch)[:4]
 
 
-def test_two_ranks_small_chunks_and_preemption(home: Path, tiny: Path, batch: list[Rollout]) -> None:
+def test_prompts_in_chunks_preemption_and_small_pages(home: Path, tiny: Path, batch: list[Rollout]) -> None:
     config = engine_config(
         tiny,
-        tp=2,
         prefix_caching=False,
         max_num_batched_tokens=24,
         max_num_seqs=12,
         block_size=16,
         kv_cache_gib=36 * 2 * 2 * 16 * 2 * 64 * 2 / 2**30,
     )
-    with hosted(home, "two-cramped", config) as engine:
+    with hosted(home, "support-cramped", config) as engine:
         assert facts(engine("generate", mixed())) == facts(batch)
+        assert engine("preempted") > 0
 
 
 def test_the_likeliest_tokens_and_the_drawn_one_among_them(strict: Engine, batch: list[Rollout], tiny: Path) -> None:
