@@ -6,12 +6,16 @@ READY := $(VENV)/.ready
 BUILT := $(VENV)/.built
 NATIVE := $(wildcard src/samebits/csrc/* src/samebits/csrc/kernels/*) CMakeLists.txt pyproject.toml
 
-.PHONY: demo test lint types unit conformance sabotage env build clean
+.PHONY: demo ablate test lint types unit conformance sabotage env build clean
 
 ## demo: install what is missing, run the default job, print where the report is
 demo: env
 	rm -rf runs/demo
 	$(BIN)/samebits run --run-dir runs/demo
+
+## ablate: eight arms, each module native or on the samebits route; goes on where it stopped
+ablate: env
+	$(BIN)/samebits ablate --run-dir runs/ablate --num-rollout 8
 
 ## test: lint, types and every test
 test: env lint types unit

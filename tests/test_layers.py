@@ -31,12 +31,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "into_megatron": {"contract", "bits", "ops", "collectives", "linear_logp", "patching", "timeline", "env", "_cpu"},
     "into_vime": {"linear_logp", "contract", "ops"},
     "rl": {"contract", "timeline", "bits", "evidence", "env", "presets"},
+    "ablate": {"contract", "timeline", "bits", "evidence", "rl"},
     "testing": {"contract", "bits", "ops", "arithmetic", "backends", "_cpu", "timeline", "evidence"},
     "report": {"contract", "timeline", "evidence"},
     "bench": {"ops", "_cpu"},
     "cli": {
         "contract", "timeline", "bits", "evidence", "env", "ops", "rl", "report", "bench",
-        "into_vllm", "into_megatron", "linear_logp", "presets", "_cpu",
+        "into_vllm", "into_megatron", "linear_logp", "ablate", "presets", "_cpu",
     },
 }  # fmt: skip
 
@@ -48,6 +49,7 @@ LIGHT = {
     "samebits.timeline.ledger": {"torch", "numpy"},
     "samebits.timeline.rules": {"torch", "numpy"},
     "samebits.evidence.verify": {"torch", "numpy", "safetensors", "pydantic"},
+    "samebits.ablate.check": {"torch", "numpy", "safetensors", "pydantic"},
     "samebits.cli.main": {"torch", "vllm", "megatron", "transformers"},
     "samebits.report": {"torch"},
     "samebits.env": {"torch"},

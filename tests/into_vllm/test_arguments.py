@@ -16,6 +16,7 @@ import pytest
 from samebits.into_vllm import arguments, wheel
 from samebits.into_vllm.config import EngineConfig
 from samebits.into_vllm.engine import _arguments
+from samebits.into_vllm.patches import SYMBOLS
 from samebits.into_vllm.plan import RoutePlan
 
 FACTS: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "fixtures" / "vllm_wheels.json").read_text())
@@ -176,12 +177,14 @@ def test_the_installed_release() -> None:
     assert (answer["length"], answer["structured"]) == (64, "CompilationConfig")
 
 
-def test_three_releases_and_an_older_one_were_read_from_their_wheels() -> None:
-    assert [facts["version"] for facts in FACTS] == ["0.10.0", "0.20.0", "0.25.0", "0.32.0"]
+def test_every_release_from_020_on_and_an_older_one_were_read_from_their_wheels() -> None:
+    minors = [facts["version"].rpartition(".")[0] for facts in FACTS]
+    assert minors == ["0.10", "0.20", *(f"0.{minor}" for minor in range(22, 34))]  # there is no 0.21
     assert all(wheel.is_served(facts) for facts in FACTS)
     assert {facts["parser"] for facts in FACTS} == set(arguments.PARSER_PLACES)
     assert {facts["server"] for facts in FACTS} == set(arguments.SERVER_PLACES)
-    assert all(facts["engine_fields_missing"] == [] for facts in FACTS[1:])
+    assert all(facts["engine_fields_missing"] == facts["symbols_missing"] == [] for facts in FACTS[1:])
+    assert FACTS[0]["symbols_missing"]
 
 
 def test_the_list_of_engine_fields_is_the_engines() -> None:
@@ -206,6 +209,7 @@ def test_a_wheel_is_read_by_its_symbols(tmp_path: Path, capsys: pytest.CaptureFi
     assert (facts["parser"], facts["server"]) == ("vllm.utils", "vllm.entrypoints.openai.cli_args")
     assert (facts["server_is_dataclass"], facts["engine_is_dataclass"]) == (False, True)
     assert facts["engine_fields_missing"] == sorted(set(wheel.ENGINE_FIELDS) - {"model", "seed"})
+    assert len(facts["symbols_missing"]) == len(SYMBOLS)
 
 
 def test_a_wheel_in_an_unknown_layout_is_not_served(tmp_path: Path) -> None:

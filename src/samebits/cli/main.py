@@ -62,6 +62,7 @@ def run(
     eval_prompts: Annotated[Whole, typer.Option(help="Problems per evaluation.")] = None,
     linear_logp_provider: Annotated[Text, typer.Option(help="Dotted path or registered name.")] = None,
     linear_logp_provider_mode: Annotated[Text, typer.Option(help="auto, strict or audit.")] = None,
+    replay_tokens: Annotated[Text, typer.Option(help="Produce a run's recorded tokens again.")] = None,
     train_tp: Annotated[Whole, typer.Option(help="Trainer's tensor parallelism.")] = None,
     train_cp: Annotated[Whole, typer.Option(help="Trainer's context parallelism.")] = None,
     rollout_engines: Annotated[Whole, typer.Option(help="vLLM engines.")] = None,
@@ -83,14 +84,49 @@ def run(
     raise typer.Exit(run_command(flags, config, print_config, debug))
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def ablate(
+    context: typer.Context,
+    config: Annotated[Optional[Path], typer.Option(help="TOML file; flags override it.")] = None,  # noqa: UP045
+    run_dir: Annotated[Path, typer.Option(help="Where the arms and the table go.")] = Path("runs/ablate"),
+    arm: Annotated[list[str], typer.Option(help="M101, or attention=P/R; repeat it. Left out: M000 to M111.")] = [],  # noqa: B006
+    cases_of: Annotated[list[str], typer.Option(help="A module: its four cases, others R/R.")] = [],  # noqa: B006
+    view: Annotated[str, typer.Option(help="free, equal (it needs free) or both.")] = "both",
+    tokens_of: Annotated[Text, typer.Option(help="The arm whose tokens the equal view replays.")] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Run the same job with each module on either route, and say which module makes the difference.
+
+    Takes the settings of `samebits run` besides its own. Started again on the same folder it goes on where it
+    stopped. Exit codes: 0 every arm has its proof and fully strict arms are the same, 1 one of these differs,
+    2 cannot tell, 130 interrupted.
+    """
+    from samebits.cli.ablate import ablate_command
+
+    flags = run_settings(context.args)
+    raise typer.Exit(ablate_command(flags, config, run_dir, arm, cases_of, view, tokens_of, debug))
+
+
+def run_settings(words: list[str]) -> dict[str, object]:
+    """The settings among command-line words, parsed as `samebits run` parses them; wrong ones end the program."""
+    command = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
+    context = command.make_context("samebits ablate", list(words))
+    return {name: value for name, value in context.params.items() if value not in (None, False)}
+
+
 @app.command()
 def verify(
-    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    run: Annotated[Path, typer.Argument(help="A run directory, or an ablation's.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Recompute a run's verdict from its records alone. Exit codes: 0 same, 1 different, 2 cannot tell."""
+    """Recompute a verdict from the records alone. Exit codes: 0 same, 1 different, 2 cannot tell."""
+    from samebits.ablate import check
     from samebits.evidence import verify as records
 
+    if check.is_ablation(run):
+        ablation = check.verify_ablation(run)
+        typer.echo(check.to_json(ablation) if as_json else check.describe(ablation))
+        raise typer.Exit(ablation.verdict.exit_code)
     found = records.verify(run)
     typer.echo(records.to_json(found) if as_json else records.describe(found))
     raise typer.Exit(found.verdict.exit_code)

@@ -40,7 +40,7 @@ def run_command(flags: Mapping[str, Any], file: Path | None, print_config: str |
     except (ValueError, RunFailed, OSError) as error:
         if debug:
             raise
-        typer.echo(f"error: {_reason(error)}{_kept(config)}", err=True)
+        typer.echo(f"error: {reason_of(error)}{_kept(config)}", err=True)
     return Verdict.CANNOT_TELL.exit_code
 
 
@@ -50,7 +50,7 @@ def next_run_dir(folder: Path) -> Path:
     return folder / f"{max(taken, default=0) + 1:04d}"
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """What went wrong, without Python's error number."""
     if isinstance(error, OSError) and error.strerror:
         where = f": {error.filename}" if error.filename else ", while the run was being recorded"
@@ -83,7 +83,7 @@ def _run(config: RunConfig) -> int:
     from samebits.rl.job import run_job
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+        signal.signal(number, interrupt)
     # A killed process leaves semaphores behind; Python's tracker removes them, and need not say so here.
     env.export({"PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker"})
     with Watch() as watch:
@@ -95,11 +95,11 @@ def _run(config: RunConfig) -> int:
         typer.echo(f"report: {write_report(run, found)}")
     except OSError as error:
         # The run is sealed and its verdict stands; a page can be rendered later.
-        typer.echo(f"no report: {_reason(error)}", err=True)
+        typer.echo(f"no report: {reason_of(error)}", err=True)
     return found.verdict.exit_code
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 

@@ -62,6 +62,7 @@ def engine_arguments(config: RunConfig, inputs: Inputs, contract: RunContract, i
             contract=contract.as_data() if "R" in routes.values() else {},
             engine=index,
             compiled=config.native_compile,
+            forced=config.replay_tokens is not None,
             seed=config.rollout_seed % (1 << 31),
             max_model_len=length,
             threads=config.threads or _share(config.rollout_engines * config.rollout_tp),

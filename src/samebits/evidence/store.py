@@ -42,22 +42,12 @@ class RunDirectory:
 
     def write(self, name: str, content: bytes) -> str:
         """Writes one file whole or not at all, and returns its sha256. Raises OSError."""
-        target = self.path / name
-        partial = target.with_name(target.name + ".partial")
-        try:
-            with partial.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(target)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
+        write_whole(self.path / name, content)
         return hashlib.sha256(content).hexdigest()
 
     def write_json(self, name: str, record: Mapping[str, Any]) -> str:
         """As `write`, for a JSON object. Raises ValueError for a float that is not finite."""
-        return self.write(name, (json.dumps(record, allow_nan=False, indent=2) + "\n").encode())
+        return self.write(name, json_bytes(record))
 
     def seal(self, manifest: Mapping[str, Any]) -> None:
         """Lists every file in the manifest, writes it, then the seal. Nothing may follow."""
@@ -71,6 +61,25 @@ class RunDirectory:
         ]
         digest = self.write_json(MANIFEST, {**manifest, "files": files})
         self.write_json(SEAL, {"schema": SEAL_SCHEMA, "manifest_sha256": digest})
+
+
+def write_whole(target: Path, content: bytes) -> None:
+    """Writes one file whole or not at all. Raises OSError."""
+    partial = target.with_name(target.name + ".partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(target)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def json_bytes(record: Mapping[str, Any]) -> bytes:
+    """A JSON object as a file's content. Raises ValueError for a float that is not finite."""
+    return (json.dumps(record, allow_nan=False, indent=2) + "\n").encode()
 
 
 def sealed_files(run: Path) -> Iterator[str]:

@@ -53,7 +53,7 @@ class Verification:
     sampling: str = ""
 
 
-class _Fault(Exception):
+class _Fault(ValueError):
     """A sentence about what is wrong with the directory."""
 
 
@@ -80,12 +80,12 @@ def verify(run: Path) -> Verification:
             if problem:
                 raise _Fault(f"{compared.sidecar}: {problem}")
         _check_route_files(run, manifest, events)
-        summary = _load(run, SUMMARY)
+        summary = load_object(run, SUMMARY)
         wanted = summarise(events)
         for key in sorted(wanted.keys() | summary.keys()):
             if wanted.get(key) != summary.get(key):
                 raise _Fault(f"{SUMMARY}: {key} is {summary.get(key)!r}, the records give {wanted.get(key)!r}")
-    except (_Fault, ValueError, OSError) as fault:
+    except (ValueError, OSError) as fault:
         totals = summarise(events) if events else {}
         return Verification(verdict=Verdict.CANNOT_TELL, problems=(str(fault),), totals=totals)
     return _conclude(wanted, limits.describe())
@@ -97,7 +97,8 @@ def _conclude(totals: Mapping[str, Any], sampling: str) -> Verification:
     return Verification(verdict=verdict, problems=problems, totals=totals, sampling=sampling)
 
 
-def _load(run: Path, name: str) -> dict[str, Any]:
+def load_object(run: Path, name: str) -> dict[str, Any]:
+    """A JSON object of a directory that nobody vouches for. Raises ValueError that names what is wrong with it."""
     path = run / name
     if path.is_symlink() or not path.is_file():
         raise _Fault(f"{name} is missing")
@@ -115,8 +116,8 @@ def _load(run: Path, name: str) -> dict[str, Any]:
 def _sealed_manifest(run: Path) -> dict[str, Any]:
     if not (run / SEAL).exists():
         raise _Fault(f"not sealed: {SEAL} is missing, so the run did not come to its end")
-    seal = _load(run, SEAL)
-    manifest = _load(run, MANIFEST)
+    seal = load_object(run, SEAL)
+    manifest = load_object(run, MANIFEST)
     if seal.get("schema") != SEAL_SCHEMA:
         raise _Fault(f"{SEAL}: schema is {seal.get('schema')!r}, want {SEAL_SCHEMA!r}")
     if seal.get("manifest_sha256") != hashlib.sha256((run / MANIFEST).read_bytes()).hexdigest():
@@ -233,7 +234,7 @@ def _check_step(samples: list[StepSample], compared: Compared, lines: list[Sampl
 def _check_route_files(run: Path, manifest: Mapping[str, Any], events: tuple[Event, ...]) -> None:
     started = _started(events)
     names = [name for name in sealed_files(run) if name.startswith(f"{ROUTES}/")]
-    records = [_load(run, name) for name in names]
+    records = [load_object(run, name) for name in names]
     workers = manifest["config"].get("rollout_tp")
     if type(workers) is not int:
         raise _Fault(f"{MANIFEST}: config.rollout_tp is {workers!r}")

@@ -15,7 +15,11 @@ from typing import Any
 
 # Where releases keep a name: the current place first.
 PARSER_PLACES = ("vllm.utils.argparse_utils", "vllm.utils")
-SERVER_PLACES = ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args")
+SERVER_PLACES = (
+    "vllm.entrypoints.common.cli_args",
+    "vllm.entrypoints.launchers.cli_args",
+    "vllm.entrypoints.openai.cli_args",
+)
 ENGINE_PLACES = ("vllm.engine.arg_utils",)
 
 

@@ -46,7 +46,8 @@ class EngineConfig:
     the run, `contract` the run contract as data (`RunContract.as_data()`; empty on an all-native engine),
     `start_version` the name of the weights in `model`. `threads` counts CPU threads per worker; 0 shares the
     CPUs of this process among the workers. `compiled` is vLLM's own compiled mode, for all-native engines only:
-    faster per token, but tens of seconds slower to start. `proof_dir`, when given, receives one route record
+    faster per token, but tens of seconds slower to start. `forced` engines produce the tokens that a request names
+    instead of drawing (requests that name none are drawn as ever). `proof_dir`, when given, receives one route record
     per worker.
     """
 
@@ -65,6 +66,7 @@ class EngineConfig:
     kv_cache_gib: float = 0.25
     prefix_caching: bool = True
     compiled: bool = False
+    forced: bool = False
     threads: int = 0
     proof_dir: str = ""
 

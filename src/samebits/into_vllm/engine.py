@@ -44,6 +44,8 @@ class RolloutEngine:
         env.export(_environment(config, self._plan, cpus, threads))
         self._engine = self._start(_torch_threads(config, threads))
         self._pids = dict(self._ask("samebits_process", during="start"))
+        if config.forced:
+            self._ask("samebits_force", during="start")
         self.proof()
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Rollout]:
@@ -140,6 +142,8 @@ class RolloutEngine:
                 f"{request.key}: vLLM's own sampler does not say which tokens top-k, top-p or min-p kept; "
                 "set the case of logp to R, or limit nothing"
             )
+        if request.forced and not self.config.forced:
+            raise ValueError(f"{request.key}: recorded tokens to produce, but this engine draws; set forced")
 
     def _submit(self, name: str, request: GenerateRequest) -> None:
         with self._dying("generate"):
@@ -150,7 +154,11 @@ class RolloutEngine:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        keyed = self.config.case.logp == "R"
+        extra: dict[str, Any] = {}
+        if self.config.case.logp == "R":
+            extra |= {"samebits_seed": _signed(request.seed), "samebits_request": int(name)}
+        if request.forced:
+            extra["samebits_forced"] = list(request.forced)
         return SamplingParams(
             temperature=request.temperature,
             top_k=request.top_k,
@@ -163,7 +171,7 @@ class RolloutEngine:
             ignore_eos=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args={"samebits_seed": _signed(request.seed), "samebits_request": int(name)} if keyed else None,
+            extra_args=extra or None,
         )
 
     def _supports(self, requests: Sequence[GenerateRequest]) -> dict[int, dict[int, bytes]]:
@@ -235,13 +243,14 @@ def _support(request: GenerateRequest, tokens: Sequence[int], kept: dict[int, by
 
 def _arguments(config: EngineConfig, plan: RoutePlan) -> dict[str, Any]:
     """vLLM's engine arguments. Eager unless asked otherwise: starting takes seconds instead of a minute."""
-    keyed = ["samebits.into_vllm.sampling:SampleKeys"] if config.case.logp == "R" else None
+    processors = ["samebits.into_vllm.sampling:SampleKeys"] if config.case.logp == "R" else []
+    processors += ["samebits.into_vllm.forced:ForcedTokens"] if config.forced else []
     return {
         "model": config.model,
         "load_format": "samebits",
         "worker_extension_cls": "samebits.into_vllm.worker.SamebitsWorker",
         "additional_config": {"samebits_plan": plan.digest()},
-        "logits_processors": keyed,
+        "logits_processors": processors or None,
         "logprobs_mode": "processed_logprobs",
         "tensor_parallel_size": config.tp,
         "distributed_executor_backend": "mp" if config.tp > 1 else "uni",

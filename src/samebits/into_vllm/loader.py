@@ -36,22 +36,11 @@ def loader_for(plan: RoutePlan) -> type[DefaultModelLoader]:
         def __init__(self, load_config: LoadConfig) -> None:
             super().__init__(dataclasses.replace(load_config, load_format="safetensors"))
 
-        def create_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> Any:
+        def load_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> Any:
             _check_same_plan(plan, vllm_config)
             if not plan.case.all_native:
                 check_config(vllm_config)
-            model: Any = super().create_model(vllm_config, model_config, prefix)
-            modules = route_model(model, plan)
-            dtype = cast("torch.dtype", model_config.dtype)
-            model.samebits = WorkerState(plan, modules, WorkerWeights(model, dtype, modules, plan.compiled))
-            return model
-
-        def load_weights(self, model: Any, model_config: ModelConfig) -> None:
-            super().load_weights(model, model_config)
-            model.samebits.weights.loaded(plan.start_version)
-
-        def load_model(self, *args: Any, **kwargs: Any) -> Any:
-            model: Any = super().load_model(*args, **kwargs)
+            model: Any = super().load_model(vllm_config, model_config, prefix)
             for one in model.samebits.modules:
                 if isinstance(one.module, Routed):
                     one.module.ready()
@@ -59,6 +48,14 @@ def loader_for(plan: RoutePlan) -> type[DefaultModelLoader]:
                 model.samebits.decoder = StraightDecoder(model, model.samebits.modules)
                 model.samebits.decoder.install(model)
             return model
+
+        def load_weights(self, model: Any, model_config: ModelConfig) -> None:
+            # vLLM has built the model and read no weight yet: in every release this is the first hook after that
+            modules = route_model(model, plan)
+            dtype = cast("torch.dtype", model_config.dtype)
+            model.samebits = WorkerState(plan, modules, WorkerWeights(model, dtype, modules, plan.compiled))
+            super().load_weights(model, model_config)
+            model.samebits.weights.loaded(plan.start_version)
 
     return RoutedModelLoader
 

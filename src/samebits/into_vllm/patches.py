@@ -32,13 +32,17 @@ SAMPLER = Patch(
 
 PATCHES_BY_GROUP: dict[str, tuple[Patch, ...]] = {"attention": (), "ffn": (), "logp": (SAMPLER,)}
 
+# Where the engine runs on a CPU.
+CPU_SYMBOLS: tuple[Symbol, ...] = (
+    symbol("vllm.v1.attention.backends.registry:AttentionBackendEnum.CPU_ATTN"),
+    symbol("vllm.v1.attention.backends.cpu_attn:CPUAttentionBackend"),
+    symbol("vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl.do_kv_cache_update", "self", "layer", "key"),
+)
+
 _LAYERS = "vllm.model_executor.layers"
 SYMBOLS: tuple[Symbol, ...] = (
     SAMPLER.symbol,
     symbol("vllm.v1.attention.backends.registry:register_backend", "backend", "class_path"),
-    symbol("vllm.v1.attention.backends.registry:AttentionBackendEnum.CPU_ATTN"),
-    symbol("vllm.v1.attention.backends.cpu_attn:CPUAttentionBackend"),
-    symbol("vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl.do_kv_cache_update", "self", "layer", "key"),
     symbol("vllm.v1.attention.backend:AttentionMetadataBuilder.build", "self", "common_prefix_len"),
     symbol("vllm.model_executor.custom_op:CustomOp.register_oot"),
     symbol("vllm.model_executor.custom_op:PluggableLayer.register_oot"),
@@ -52,14 +56,12 @@ SYMBOLS: tuple[Symbol, ...] = (
     symbol(f"{_LAYERS}.vocab_parallel_embedding:VocabParallelEmbedding.forward", "self", "input_"),
     symbol(f"{_LAYERS}.vocab_parallel_embedding:ParallelLMHead"),
     symbol(f"{_LAYERS}.vocab_parallel_embedding:UnquantizedEmbeddingMethod.process_weights_after_loading", "self"),
-    symbol(
-        f"{_LAYERS}.logits_processor:LogitsProcessor.forward",
-        *("self", "lm_head", "hidden_states", "embedding_bias", "skip_gather"),
-    ),
+    symbol(f"{_LAYERS}.logits_processor:LogitsProcessor.forward", "self", "lm_head", "hidden_states", "embedding_bias"),
     symbol("vllm.v1.sample.logits_processor.interface:LogitsProcessor.update_state", "self", "batch_update"),
     symbol("vllm.v1.sample.sampler:Sampler.forward", "self", "logits", "sampling_metadata"),
+    symbol("vllm.v1.sample.sampler:Sampler.sample", "self", "logits", "sampling_metadata"),
     symbol("vllm.model_executor.model_loader:register_model_loader", "load_format"),
-    symbol("vllm.model_executor.model_loader:DefaultModelLoader.create_model", "self", "vllm_config"),
+    symbol("vllm.model_executor.model_loader:DefaultModelLoader.load_model", "self", "vllm_config", "model_config"),
     symbol("vllm.model_executor.model_loader:DefaultModelLoader.load_weights", "self", "model", "model_config"),
     symbol("vllm.distributed:get_tp_group"),
     symbol("vllm.v1.engine.llm_engine:LLMEngine.from_engine_args"),

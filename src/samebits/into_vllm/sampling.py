@@ -21,6 +21,7 @@ from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcess
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
+from samebits.into_vllm.forced import forced_tokens
 from samebits.into_vllm.places import NotCovered
 from samebits.ops.sample_support import Kept, Limits, kept_logprob, sample_kept, sample_support
 
@@ -171,6 +172,10 @@ class KeyedSampler(Sampler):
         temperature = torch.zeros(rows) if wanted is None else wanted[:rows]
         kept = sample_support(logits, temperature, columns.limits) if columns.limited else Kept.all(rows)
         drawn, scores = sample_kept(logits, temperature, columns.seeds, positions, kept)
+        forced = forced_tokens(sampling_metadata)
+        if forced is not None:
+            drawn = forced.put_into(drawn)
+            scores = kept_logprob(logits, drawn[:, None], torch.where(temperature > 0, temperature, 1.0), kept)[:, 0]
         if columns.limited:
             self._remember(live, positions.tolist(), kept)
         ids = drawn.to(torch.int32).unsqueeze(-1)

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from samebits.into_vllm.arguments import ENGINE_PLACES, PARSER_PLACES, SERVER_PLACES
+from samebits.into_vllm.patches import SYMBOLS
+from samebits.into_vllm.wheel_symbols import lacking
 
 # What the rollout engine hands to EngineArgs by name.
 ENGINE_FIELDS = (
@@ -42,7 +44,8 @@ ENGINE_FIELDS = (
 
 def inspect_wheel(path: Path) -> dict[str, Any]:
     """Where the wheel keeps parser, server arguments and engine arguments ("" where nowhere that we look), whether
-    each is a dataclass, and which engine fields it lacks. Raises ValueError for a file that is no vLLM wheel."""
+    each is a dataclass, which engine fields it lacks, and which symbols of `patches.SYMBOLS`. Raises ValueError for a
+    file that is no vLLM wheel."""
     try:
         with zipfile.ZipFile(path) as wheel:
             names = set(wheel.namelist())
@@ -53,6 +56,7 @@ def inspect_wheel(path: Path) -> dict[str, Any]:
                 for file in _files(place)
                 if file in names
             }
+            symbols = lacking(wheel, SYMBOLS)
     except zipfile.BadZipFile as error:
         raise ValueError(f"{path}: no wheel: {error}") from error
     if version is None:
@@ -67,6 +71,7 @@ def inspect_wheel(path: Path) -> dict[str, Any]:
         "engine": engine,
         "engine_is_dataclass": _is_dataclass("AsyncEngineArgs", ENGINE_PLACES, sources),
         "engine_fields_missing": sorted(set(ENGINE_FIELDS) - fields),
+        "symbols_missing": symbols,
     }
 
 

@@ -8,8 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from samebits.into_vllm.forced import force_native
 from samebits.into_vllm.loader import WorkerState
 from samebits.into_vllm.proof import route_record
+from samebits.into_vllm.sampling import KeyedSampler
 from samebits.timeline.types import WeightVersion
 
 
@@ -52,6 +54,12 @@ class SamebitsWorker:
     def samebits_process(self) -> tuple[int, int]:
         """(rank, process id)."""
         return self.rank, os.getpid()
+
+    def samebits_force(self) -> None:
+        """From now on produce the tokens that requests name; the keyed sampler of the samebits route does so itself."""
+        sampler = self.model_runner.sampler
+        if not isinstance(sampler, KeyedSampler):
+            force_native(sampler)
 
     def _samebits_state(self) -> WorkerState | None:
         return getattr(self.model_runner.model, "samebits", None)

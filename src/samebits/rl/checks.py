@@ -26,6 +26,8 @@ def check_rollouts(
             raise RunFailed(f"{name}: the engine returned no token, so there is nothing to compare")
         if len(rollout.token_ids) > request.max_tokens:
             raise RunFailed(f"{name}: {len(rollout.token_ids)} tokens, at most {request.max_tokens} wanted")
+        if request.forced and rollout.token_ids != request.forced:
+            raise RunFailed(f"{name}: the engine did not produce the {len(request.forced)} recorded tokens")
         if len(rollout.logp_bits) != len(rollout.token_ids):
             raise RunFailed(f"{name}: {len(rollout.logp_bits)} log-probabilities for {len(rollout.token_ids)} tokens")
         if rollout.version != version:

@@ -59,6 +59,10 @@ class RunConfig(BaseModel):
         "strict", description="what a provider's refusal means; audit (route P) computes both and keeps the native one"
     )
 
+    replay_tokens: str | None = Field(
+        None, description="a run whose recorded tokens are produced again instead of drawn: equal work"
+    )
+
     train_tp: int = Field(1, ge=1, description="tensor-parallel ranks of the trainer")
     train_cp: int = Field(1, ge=1, description="context-parallel ranks of the trainer")
     rollout_engines: int = Field(1, ge=1, description="vLLM engines")

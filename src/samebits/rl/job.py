@@ -21,6 +21,7 @@ from samebits.rl.inputs import Inputs, resolve_inputs, stop_ids
 from samebits.rl.loop import Job, run_loop
 from samebits.rl.processes import Factory, Group
 from samebits.rl.prompts import PromptSet
+from samebits.rl.recorded import RecordedTokens
 from samebits.rl.reward import reward
 from samebits.rl.sides import RolloutGroup, TrainerGroup
 
@@ -57,6 +58,7 @@ def run_job(config: RunConfig, parts: Parts, watch: Watcher = lambda event: None
     prompts.batch(1, config.prompts_per_step, config.seed)
     held_out = _held_out(config, inputs, tokenizer)
     ends = stop_ids(inputs.model)
+    recorded = RecordedTokens(Path(config.replay_tokens), config) if config.replay_tokens else None
 
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="samebits-")))
@@ -77,6 +79,7 @@ def run_job(config: RunConfig, parts: Parts, watch: Watcher = lambda event: None
             reward=reward,
             decode=tokenizer.decode,
             stop_ids=ends,
+            recorded=recorded,
             rollout=rollout,
             trainer=trainer,
             contract=contract,

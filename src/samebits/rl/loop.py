@@ -23,6 +23,7 @@ from samebits.rl.checks import check_contracts, check_result, check_rollouts
 from samebits.rl.config import RunConfig
 from samebits.rl.protocols import RolloutSide, TrainerSide
 from samebits.rl.publication import check_publication, version_of
+from samebits.rl.recorded import RecordedTokens
 from samebits.timeline.events import SCHEMA as TIMELINE_SCHEMA
 from samebits.timeline.events import Evaluated, RunStarted, Timed, Trained
 from samebits.timeline.types import (
@@ -57,6 +58,7 @@ class Job:
     trainer: TrainerSide
     contract: RunContract
     weights: Path
+    recorded: RecordedTokens | None = None
 
 
 def run_loop(job: Job, record: Recorder) -> None:
@@ -103,12 +105,13 @@ def _start(job: Job, record: Recorder) -> None:
 
 
 def training_requests(job: Job, step: int, prompts: Sequence[Prompt]) -> list[GenerateRequest]:
-    """`samples_per_prompt` requests for each prompt, group after group."""
-    return [
+    """`samples_per_prompt` requests for each prompt, group after group; with their tokens where they are recorded."""
+    requests = [
         _request(job, SampleKey(step, prompt.index, sample), prompt)
         for prompt in prompts
         for sample in range(job.config.samples_per_prompt)
     ]
+    return requests if job.recorded is None else job.recorded.forced(step, requests)
 
 
 def _request(job: Job, key: SampleKey, prompt: Prompt) -> GenerateRequest:

@@ -50,6 +50,7 @@ class GenerateRequest:
     """What a rollout engine is asked for: one response under one key.
 
     `top_k` (0: no limit), `top_p` (1: all) and `min_p` (0: none) limit which ids are drawn from.
+    `forced`, when not empty, are recorded tokens to produce instead of drawing: exactly `max_tokens` of them.
     """
 
     key: SampleKey
@@ -61,6 +62,7 @@ class GenerateRequest:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    forced: tuple[int, ...] = ()
 
     @property
     def limited(self) -> bool:

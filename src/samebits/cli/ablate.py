@@ -1,0 +1,91 @@
+"""`samebits ablate`: from flags to a table, or to one paragraph that says why not."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from samebits import env
+from samebits.ablate.arms import arms_of, parse_arm
+from samebits.ablate.plan import Plan, make_plan
+from samebits.ablate.table import ABLATION, ABLATION_TEXT, HEAD, TITLES, cells, notes
+from samebits.cli.run import INTERRUPTED, interrupt, reason_of
+from samebits.evidence.record import Watcher
+from samebits.evidence.verdict import Verdict
+from samebits.rl.inputs import resolve_inputs
+from samebits.rl.protocols import RunFailed
+
+
+def ablate_command(
+    flags: Mapping[str, Any],
+    file: Path | None,
+    folder: Path,
+    named: Sequence[str],
+    modules: Sequence[str],
+    view: str,
+    source: str | None,
+    debug: bool,
+) -> int:
+    """Runs all arms and returns the exit code."""
+    try:
+        chosen = parse_arm(source) if source else None
+        plan = make_plan(flags, file, arms=arms_of(named, modules), view=view, source=chosen, folder=folder)
+        ablation = _run(plan)
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted; the same command goes on with the arms that {folder} lacks", err=True)
+        return INTERRUPTED
+    except (ValueError, RunFailed, OSError) as error:
+        if debug:
+            raise
+        typer.echo(f"error: {reason_of(error)}", err=True)
+        return Verdict.CANNOT_TELL.exit_code
+    show(ablation)
+    typer.echo(f"verdict: {ablation['verdict']}\ntable: {folder / ABLATION_TEXT} and {folder / ABLATION}")
+    return Verdict(ablation["verdict"]).exit_code
+
+
+def _run(plan: Plan) -> dict[str, Any]:
+    # Bad input is named before torch is loaded for those who have to read the error.
+    inputs = resolve_inputs(plan.config)
+    from samebits.ablate.run import run_ablation
+    from samebits.cli.wiring import parts
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+    env.export({"PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker"})
+    return run_ablation(plan, inputs, parts(), _watching, lambda line: typer.echo(line, err=True))
+
+
+@contextmanager
+def _watching() -> Iterator[Watcher]:
+    """A live bar per arm on a terminal; elsewhere one line per arm is enough."""
+    from samebits.cli.progress import Watch
+
+    if not Console(stderr=True).is_terminal:
+        yield lambda event: None
+        return
+    with Watch() as watch:
+        yield watch
+
+
+def show(ablation: Mapping[str, Any]) -> None:
+    """The table of each view, on the terminal."""
+    console = Console(highlight=False)
+    for view, rows in ablation["views"].items():
+        table = Table(*HEAD, title=TITLES[view], box=SIMPLE, pad_edge=False, title_justify="left")
+        for column in table.columns[5:]:
+            column.justify = "right"
+        for row in rows:
+            table.add_row(*cells(row))
+        # A cut-off number is worse than a line that the terminal breaks.
+        console.print(table, width=max(console.width, console.measure(table).maximum), soft_wrap=True)
+        for note in notes(rows):
+            console.print(note, soft_wrap=True)
