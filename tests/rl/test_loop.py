@@ -210,7 +210,7 @@ def test_supports_travel_to_the_trainer_and_into_the_records(bench: Bench) -> No
 @pytest.mark.parametrize(
     ("support", "message"),
     [
-        (lambda tokens: None, "supports came unasked, or not at all"),
+        (lambda tokens: None, "it came without supports"),
         (lambda tokens: Support.of([[token + 1] for token in tokens]), "is not in its support of 1 ids"),
         (lambda tokens: Support.of([[]] * len(tokens)), "a token without a support"),
     ],
@@ -228,7 +228,7 @@ def test_a_support_that_nobody_asked_for_stops_the_run(bench: Bench) -> None:
     bench.engine.answer = lambda rollouts: [
         dataclasses.replace(r, support=Support.of([[token] for token in r.token_ids])) for r in rollouts
     ]
-    with pytest.raises(RunFailed, match="supports came unasked"):
+    with pytest.raises(RunFailed, match="it came with supports, though nothing limits"):
         bench.run()
 
 

@@ -23,6 +23,7 @@ from vllm.v1.sample.sampler import Sampler
 
 from samebits.into_vllm.forced import forced_tokens
 from samebits.into_vllm.places import NotCovered
+from samebits.ops.sample import sample_and_logprob
 from samebits.ops.sample_support import Kept, Limits, kept_logprob, sample_kept, sample_support
 
 if TYPE_CHECKING:
@@ -170,14 +171,17 @@ class KeyedSampler(Sampler):
         positions = torch.tensor([len(row.tokens) for row in live])
         wanted = sampling_metadata.temperature
         temperature = torch.zeros(rows) if wanted is None else wanted[:rows]
-        kept = sample_support(logits, temperature, columns.limits) if columns.limited else Kept.all(rows)
-        drawn, scores = sample_kept(logits, temperature, columns.seeds, positions, kept)
+        if columns.limited:
+            kept = sample_support(logits, temperature, columns.limits)
+            drawn, scores = sample_kept(logits, temperature, columns.seeds, positions, kept)
+            self._remember(live, positions.tolist(), kept)
+        else:
+            kept = Kept.all(rows)
+            drawn, scores = sample_and_logprob(logits, temperature, columns.seeds, positions)
         forced = forced_tokens(sampling_metadata)
         if forced is not None:
             drawn = forced.put_into(drawn)
             scores = kept_logprob(logits, drawn[:, None], torch.where(temperature > 0, temperature, 1.0), kept)[:, 0]
-        if columns.limited:
-            self._remember(live, positions.tolist(), kept)
         ids = drawn.to(torch.int32).unsqueeze(-1)
         top = sampling_metadata.max_num_logprobs or 0
         if top:

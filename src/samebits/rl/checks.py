@@ -44,8 +44,10 @@ def check_rollouts(
 def _support_problem(request: GenerateRequest, rollout: Rollout) -> str:
     """What is wrong with the ids that the engine says it kept; empty when nothing is."""
     support = rollout.support
-    if not request.limited or support is None:
-        return "" if request.limited == (support is not None) else "supports came unasked, or not at all"
+    if support is None:
+        return "it came without supports, though top_k, top_p or min_p limits every token" if request.limited else ""
+    if not request.limited:
+        return "it came with supports, though nothing limits its tokens"
     if min(support.counts, default=0) < 1:
         return "a token without a support, though top_k, top_p or min_p limits every one"
     return support.problem(rollout.token_ids)
