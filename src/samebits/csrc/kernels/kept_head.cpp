@@ -57,7 +57,7 @@ class Columns {
   float bias_[kBlock];
 };
 
-int64_t place_of(const int64_t* ids, int64_t count, int64_t target) {
+int64_t place_in(const int64_t* ids, int64_t count, int64_t target) {
   const int64_t* found = std::lower_bound(ids, ids + count, target);
   return found != ids + count && *found == target ? found - ids : -1;
 }
@@ -93,7 +93,7 @@ void kept_states(const uint16_t* hidden, const uint16_t* weight, const float* bi
       out[r * 6 + 5] = kNoTarget;
       columns.each(r, [&](int64_t first, int64_t count, const Scaled& scaled) {
         absorb(state, scaled, count);
-        int64_t place = place_of(ids + first, count, targets[r]);
+        int64_t place = place_in(ids + first, count, targets[r]);
         if (place >= 0) out[r * 6 + 5] = float_to_bits(scaled.one(place));
       });
       store_state(state, out + r * 6);
@@ -113,7 +113,7 @@ void kept_gradients(const float* upstream, const uint16_t* hidden, const uint16_
     for (int64_t r = begin; r < end; ++r) {
       columns.each(r, [&](int64_t first, int64_t count, const Scaled& scaled) {
         uint16_t* own = dz.data() + first;
-        gradient_row(scaled, count, place_of(ids + first, count, targets[r]), upstream[r], lse[r], own);
+        gradient_row(scaled, count, place_in(ids + first, count, targets[r]), upstream[r], lse[r], own);
         gemm_nn(own, count, 1, columns.matrix(), depth, depth, count, dhidden + r * depth, depth, true);
       });
       finish_row(dhidden + r * depth, nullptr, dhidden + r * depth, depth);
