@@ -95,7 +95,8 @@ def train(me: Rank, model: str, rollouts: str) -> dict[str, torch.Tensor]:
     out = {"score": flat(trainer.score(batch))}
     result = trainer.train_step(1, batch)
     out |= {"logp": flat(result.logp_bits), "ratio": torch.tensor(result.ratio_mean, dtype=torch.float64)}
-    head = dict(trainer.policy.module.named_parameters())["output_layer.weight"]
+    (chunk,) = trainer.policy
+    head = dict(chunk.module.named_parameters())["output_layer.weight"]
     out["head"] = head.main_grad.clone()
     assert trainer.proof()["linear_logp"]["calls"]["native"] == 0
     trainer.close()

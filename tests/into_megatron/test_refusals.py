@@ -10,6 +10,7 @@ import pytest
 
 from samebits.into_megatron.config import TrainerCase, TrainerConfig
 from samebits.into_megatron.model import read_shape
+from samebits.into_megatron.plan import TrainLayout, plan
 from samebits.testing.tiny_models import write_tiny_model
 
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
@@ -61,17 +62,29 @@ def test_rope_base_is_read_from_either_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tp", "max_tp", "message"),
+    ("sizes", "max_tp", "message"),
     [
-        (8, 8, r"attention: query heads \(4\) does not divide by 8"),
-        (4, 4, r"attention: key/value heads \(2\) does not divide by 4"),
-        (1, 64, r"linear: K of the down projection \(96\) does not divide by 64"),
+        ({"tp": 8}, 8, r"attention: query heads \(4\) does not divide by 8; .* works: tp 4, "),
+        ({"tp": 3}, 4, "tp 3 is not a power of two: the tree over ranks must be balanced; .* works: tp 2, "),
+        ({"tp": 4}, 2, "max_tp 2 is not a multiple of tp 4: a rank must hold whole K segments; .* works: tp 2, "),
+        ({"tp": 1}, 64, r"K of the down projection \(96\) does not divide by 64; .* works: none with this max_tp"),
+        ({"pp": 4}, 1, r"layers over pp \* vpp chunks \(2\) does not divide by 4; .* works: tp 1, cp 1, pp 2, vpp 1,"),
+        ({"pp": 2, "vpp": 2, "dp": 4}, 1, r"pp \* vpp chunks \(2\) does not divide by 4; .* pp 2, vpp 1, dp 4"),
+        ({"vpp": 2}, 1, "virtual stages interleave .*: vpp > 1 needs pp > 1; .* vpp 1"),
+        ({"cp": 6}, 1, "cp 6 is not a power of two.* cp 4, "),
+        ({"sequence_parallel": True}, 2, "sequence parallelism .* needs tp > 1; .* dp 1$"),
     ],
 )
-def test_shapes_that_do_not_divide_are_refused(tmp_path: Path, tp: int, max_tp: int, message: str) -> None:
+def test_layouts_that_cannot_be_served_are_refused_with_the_nearest_that_can(
+    tmp_path: Path, sizes: dict[str, int], max_tp: int, message: str
+) -> None:
     shape = read_shape(write_tiny_model(tmp_path))
     with pytest.raises(ValueError, match=message):
-        shape.check_parallel(tp, max_tp)
+        plan(TrainLayout(**sizes), shape, max_tp)  # type: ignore[arg-type]
+
+
+def test_more_ranks_than_key_value_heads_are_served(tmp_path: Path) -> None:
+    plan(TrainLayout(tp=4, pp=2, dp=4), read_shape(write_tiny_model(tmp_path)), 4)
 
 
 @pytest.mark.parametrize(

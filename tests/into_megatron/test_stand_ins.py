@@ -19,20 +19,20 @@ def stand_ins_program(me: Rank, model: str) -> dict[str, Tensor]:
     from samebits.into_megatron.trainer import TrainerRank
     from samebits.patching import census
 
-    patches = (*cpu_stand_ins.RESIDENT, *cpu_stand_ins.OPTIMIZER_SETUP)
+    patches = (*cpu_stand_ins.RESIDENT, *cpu_stand_ins.MODEL_SETUP, *cpu_stand_ins.OPTIMIZER_SETUP)
     assert census(patch.symbol for patch in patches) == []
     before = [patch.symbol.resolve() for patch in patches]
     assert not any(patch.in_place() for patch in patches), "importing the trainer must patch nothing"
 
     trainer = TrainerRank(TrainerConfig(model=model), me.rank)
-    assert [patch.in_place() for patch in patches] == [True, True, False, False]
+    assert [patch.in_place() for patch in patches] == [True] * 4 + [False] * 3
     assert torch.zeros(1).type() == "torch.FloatTensor"
     trainer.close()
 
     assert not any(patch.in_place() for patch in patches)
     assert [patch.symbol.resolve() for patch in patches] == before
     assert "type" not in vars(torch.Tensor), "an inherited method must be inherited again"
-    with cpu_stand_ins.while_building_the_optimizer():
+    with cpu_stand_ins.in_place(cpu_stand_ins.OPTIMIZER_SETUP):
         assert torch.zeros(1, dtype=torch.bfloat16).type() == "torch.cuda.BFloat16Tensor"
         assert torch.zeros(2).type(torch.int64).dtype == torch.int64
     assert torch.zeros(1, dtype=torch.bfloat16).type() == "torch.BFloat16Tensor"

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import random
-import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
+from trainer_jobs import Results, launch, make_samples, oracle, strict
 
 from samebits.bits import assert_same, first_difference
-from samebits.into_megatron.config import TrainerCase, TrainerConfig
 from samebits.into_megatron.model import read_shape
-from samebits.into_megatron.weights import from_megatron, read_tensors
-from samebits.ops.attention import attention
-from samebits.ops.embedding import embedding
-from samebits.ops.linear import linear
-from samebits.ops.logprob import linear_logp
-from samebits.ops.rms_norm import rms_norm
-from samebits.ops.rotary import rotary, rotary_table
-from samebits.ops.swiglu import swiglu
-from samebits.testing.ranks import Rank, run_ranks
+from samebits.into_megatron.weights import from_megatron
 from samebits.testing.tiny_models import write_tiny_model
-from samebits.timeline.types import SampleKey, TrainSample
 
-VOCAB = 101
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "qwen3-tied": {"tie_word_embeddings": True},
@@ -36,112 +21,10 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_samples(count: int = 24, seed: int = 1) -> list[TrainSample]:
-    """More than 256 active tokens, lengths from 2 to 80; rollout values near what such a model would say."""
-    draw = random.Random(seed)
-    samples = []
-    for index in range(count):
-        # The first has one token of each kind: the shortest sample there is.
-        prompt, response = (draw.randint(1, 40), draw.randint(1, 40)) if index else (1, 1)
-        ids = tuple(draw.randrange(VOCAB) for _ in range(prompt + response))
-        bits = tuple(struct.unpack("<I", struct.pack("<f", draw.uniform(-6, -3)))[0] for _ in range(response))
-        samples.append(TrainSample(SampleKey(0, index // 4, index % 4), ids, prompt, draw.uniform(-1, 1), bits))
-    return samples
-
-
-def flat(bits: dict[SampleKey, tuple[int, ...]]) -> Tensor:
-    return torch.tensor([b for values in bits.values() for b in values]).to(torch.uint32).view(torch.float32)
-
-
-def run_job(me: Rank, name: str, job: dict[str, Any], directory: str) -> dict[str, Tensor]:
-    """One trainer's life: score, `steps` training steps, export. Tensors are named `job/what`."""
-    from samebits.into_megatron.trainer import TrainerRank
-
-    settings = {**job["config"], "case": TrainerCase(**job.get("case", {}))}
-    if me.world > 1:
-        settings["rendezvous"] = f"{directory}/{name}.rendezvous"
-    trainer = TrainerRank(TrainerConfig(**settings), me.rank)
-    samples = make_samples()
-    out = {"score": flat(trainer.score(samples))}
-    if job.get("alone"):
-        out["alone"] = torch.cat([flat(trainer.score([sample])) for sample in samples])
-    norms = []
-    for step in range(job.get("steps", 0)):
-        result = trainer.train_step(step, samples)
-        norms.append(result.grad_norm)
-        out[f"logp{step}"] = flat(result.logp_bits)
-        if step == 0:
-            parameters = trainer.policy.module.named_parameters()
-            out |= {f"grad/{n}": p.main_grad.clone() for n, p in parameters}
-    out["norms"] = torch.tensor(norms, dtype=torch.float64)
-    trainer.export(f"{directory}/{name}")
-    record = trainer.proof()
-    assert json.loads(json.dumps(record))["case"] == settings["case"].groups()
-    check_record(record)
-    trainer.close()
-    return {f"{name}/{key}": tensor for key, tensor in out.items()}
-
-
-def check_record(record: dict[str, Any]) -> None:
-    """Every boundary was called, by the code that the case names; the kernels counted if any is ours."""
-    assert all(patch["in_place"] for patch in record["patches"])
-    for place, module in record["modules"].items():
-        assert module["calls"] > 0, f"{place} was never called"
-        wanted = record["case"].get(module["group"], module["route"])
-        assert module["route"] == wanted, f"{place}: {module['implementation']}"
-    assert {m["group"] for m in record["modules"].values()} == {"embedding", "attention", "ffn", "logp"}
-    assert {m["boundary"] for m in record["modules"].values()} == {
-        "embedding",
-        "rms_norm",
-        "linear",
-        "rotary",
-        "attention",
-        "swiglu",
-        "logprob",
-    }
-    assert any(record["counters"].values()) == ("R" in record["case"].values())
-
-
-def jobs_program(me: Rank, jobs: str, directory: str) -> dict[str, Tensor]:
-    """Several jobs, one after the other, in the same processes."""
-    out: dict[str, Tensor] = {}
-    for name, job in json.loads(jobs).items():
-        out |= run_job(me, name, job, directory)
-    return out
-
-
-class Results:
-    """What every rank of every job returned, and where the weights were written."""
-
-    def __init__(self, ranks: list[dict[str, Tensor]], directory: Path) -> None:
-        self.ranks = ranks
-        self.directory = directory
-
-    def __call__(self, job: str, what: str, rank: int = 0) -> Tensor:
-        return self.ranks[rank][f"{job}/{what}"]
-
-    def gradients(self, job: str, ranks: int) -> list[dict[str, Tensor]]:
-        prefix = f"{job}/grad/"
-        return [{k.removeprefix(prefix): v for k, v in r.items() if k.startswith(prefix)} for r in self.ranks[:ranks]]
-
-    def weights(self, job: str) -> dict[str, Tensor]:
-        return read_tensors(self.directory / job)
-
-
-def launch(directory: Path, world: int, jobs: dict[str, dict[str, Any]]) -> Results:
-    ranks = run_ranks(__file__, "jobs_program", world, directory, json.dumps(jobs), str(directory))
-    return Results(ranks, directory)
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     at = tmp_path_factory.mktemp("models")
     return {name: str(write_tiny_model(at / name, **changes)) for name, changes in MODELS.items()}
-
-
-def strict(model: str, **settings: Any) -> dict[str, Any]:
-    # max_tp = 2 everywhere: one rank then cuts K as two ranks do.
-    return {"model": model, "max_tp": 2, "lr": 1e-3, "kl_coef": 0.1, "reference": model, **settings}
 
 
 @pytest.fixture(scope="module")
@@ -175,42 +58,6 @@ def two_ranks(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) 
         "tp-bias": {"config": strict(models["qwen2-bias"], tp=2), "steps": 1},
     }
     return launch(tmp_path_factory.mktemp("two"), 2, jobs)
-
-
-@torch.no_grad()
-def oracle(path: str, samples: list[TrainSample], temperature: float = 1.0, segments: int = 2) -> Tensor:
-    """Every sample by itself, straight through the ops: no Megatron, no packing, no ranks."""
-    shape, w = read_shape(path), read_tensors(path)
-    cos, sin = rotary_table(shape.head_dim, shape.rope_base, shape.max_positions)
-    head = w["model.embed_tokens.weight" if shape.tied else "lm_head.weight"]
-    out = []
-    for sample in samples:
-        ids = torch.tensor(sample.token_ids)
-        count = len(ids)
-        positions = torch.arange(count)
-        h = embedding(ids, w["model.embed_tokens.weight"])
-        for layer in range(shape.layers):
-            at = f"model.layers.{layer}."
-            x = rms_norm(h, w[f"{at}input_layernorm.weight"], shape.eps)
-            q, k, v = (
-                linear(x, w[f"{at}self_attn.{n}_proj.weight"], w.get(f"{at}self_attn.{n}_proj.bias")).view(
-                    count, -1, shape.head_dim
-                )
-                for n in "qkv"
-            )
-            if shape.qk_norm:
-                q = rms_norm(q, w[f"{at}self_attn.q_norm.weight"], shape.eps)
-                k = rms_norm(k, w[f"{at}self_attn.k_norm.weight"], shape.eps)
-            q, k = rotary(q, positions, cos, sin), rotary(k, positions, cos, sin)
-            bounds = torch.tensor([0, count], dtype=torch.int32)
-            a = attention(q, k, v, bounds, shape.head_dim**-0.5).reshape(count, -1)
-            h = h + linear(a, w[f"{at}self_attn.o_proj.weight"], segments=segments)
-            x = rms_norm(h, w[f"{at}post_attention_layernorm.weight"], shape.eps)
-            gate_up = torch.cat([w[f"{at}mlp.gate_proj.weight"], w[f"{at}mlp.up_proj.weight"]])
-            h = h + linear(swiglu(linear(x, gate_up)), w[f"{at}mlp.down_proj.weight"], segments=segments)
-        h = rms_norm(h, w["model.norm.weight"], shape.eps)[sample.prompt_length - 1 : -1]
-        out.append(linear_logp(h.contiguous(), head, ids[sample.prompt_length :], temperature))
-    return torch.cat(out)
 
 
 def test_the_batch_is_large_enough_to_show_a_difference() -> None:

@@ -25,6 +25,7 @@ app.add_typer(bench_app, name="bench")
 Text = Optional[str]  # noqa: UP045
 Whole = Optional[int]  # noqa: UP045
 Real = Optional[float]  # noqa: UP045
+Switch = Optional[bool]  # noqa: UP045
 
 
 @app.command()
@@ -64,10 +65,17 @@ def run(
     linear_logp_provider_mode: Annotated[Text, typer.Option(help="auto, strict or audit.")] = None,
     replay_tokens: Annotated[Text, typer.Option(help="Produce a run's recorded tokens again.")] = None,
     train_tp: Annotated[Whole, typer.Option(help="Trainer's tensor parallelism.")] = None,
+    train_sequence_parallel: Annotated[Switch, typer.Option(help="Trainer's sequence parallelism.")] = None,
     train_cp: Annotated[Whole, typer.Option(help="Trainer's context parallelism.")] = None,
+    train_cp_layout: Annotated[Text, typer.Option(help="zigzag or allgather.")] = None,
+    train_pp: Annotated[Whole, typer.Option(help="Trainer's pipeline stages.")] = None,
+    train_vpp: Annotated[Whole, typer.Option(help="Interleaved chunks per stage.")] = None,
+    train_dp: Annotated[Whole, typer.Option(help="Trainer's data parallelism.")] = None,
+    train_vocab_multiple: Annotated[Whole, typer.Option(help="Pads a rank's vocabulary.")] = None,
+    gradient_segments: Annotated[Whole, typer.Option(help="Runs of samples, gradients summed apart.")] = None,
     rollout_engines: Annotated[Whole, typer.Option(help="vLLM engines.")] = None,
     rollout_tp: Annotated[Whole, typer.Option(help="Tensor parallelism of an engine.")] = None,
-    native_compile: Annotated[Optional[bool], typer.Option(help="Native vLLM, compiled: unproven.")] = None,  # noqa: UP045
+    native_compile: Annotated[Switch, typer.Option(help="Native vLLM, compiled: unproven.")] = None,
     max_tp: Annotated[Whole, typer.Option(help="K segments of row-parallel layers.")] = None,
     threads: Annotated[Whole, typer.Option(help="CPU threads per process; 0: a fair share.")] = None,
     start_timeout: Annotated[Real, typer.Option(help="Seconds to start.")] = None,

@@ -76,18 +76,23 @@ def trainer_arguments(
     """Arguments of `build_trainer` for one rank. Raises ValueError for what Megatron-Core cannot do."""
     from samebits.into_megatron.config import TrainerCase, TrainerConfig
     from samebits.into_megatron.model import read_shape
+    from samebits.into_megatron.plan import plan
     from samebits.linear_logp.provider import contract_id
 
-    # Here and not only in the ranks, so that an unsupported model is refused before anything is written.
-    for model in dict.fromkeys((inputs.model, inputs.reference)):
-        read_shape(model).check_parallel(config.train_tp, config.segments)
     routes, engine_routes = config.routes("trainer"), config.routes("rollout")
     trainer = TrainerConfig(
         model=str(inputs.model),
         reference=str(inputs.reference) if config.kl_coef > 0 else None,
         case=TrainerCase(**routes),  # type: ignore[arg-type]
         tp=config.train_tp,
+        sequence_parallel=config.train_sequence_parallel,
         cp=config.train_cp,
+        cp_layout=config.train_cp_layout,
+        pp=config.train_pp,
+        vpp=config.train_vpp,
+        dp=config.train_dp,
+        vocab_multiple=config.train_vocab_multiple,
+        gradient_segments=config.gradient_segments,
         max_tp=config.segments,
         contract=contract.digest() if "R" in routes.values() else "",
         agreed=contract.as_data() if "R" in routes.values() else {},
@@ -105,6 +110,9 @@ def trainer_arguments(
         threads=config.threads or _share(config.trainer_ranks),
         rendezvous=str(scratch / "rendezvous"),
     )
+    # Here and not only in the ranks, so that what is not served is refused before anything is written.
+    for model in dict.fromkeys((inputs.model, inputs.reference)):
+        plan(trainer.layout, read_shape(model), trainer.max_tp)
     return trainer, rank
 
 

@@ -47,6 +47,7 @@ def check_routes(
     wanted = [f"trainer-{rank}" for rank in range(ranks)]
     wanted += [f"rollout-{engine}-{rank}" for engine in range(engines) for rank in range(workers)]
     seen: set[str] = set()
+    trained: set[Any] = set()
     for record in records:
         try:
             name = process_name(record)
@@ -58,8 +59,20 @@ def check_routes(
         problem = _check_record(record, routes_of(cases, record["role"]), contract)
         if problem:
             return [f"route record of {name}: {problem}"]
+        if record["role"] == "trainer":
+            trained |= {module.get("group") for module in record["modules"].values() if module.get("calls")}
     missing = [name for name in wanted if name not in seen]
-    return [f"no route record of {missing[0]}"] if missing else []
+    if missing:
+        return [f"no route record of {missing[0]}"]
+    untrained = sorted(set(cases) - trained)
+    return [f"no trainer rank called any module of {', '.join(untrained)}"] if untrained else []
+
+
+def _is_stage(record: Mapping[str, Any]) -> bool:
+    """Whether this is one of several pipeline stages of a trainer, of which each holds a part of the modules."""
+    parallel = record.get("parallel")
+    stages = parallel.get("pp") if isinstance(parallel, Mapping) else None
+    return record["role"] == "trainer" and type(stages) is int and stages > 1
 
 
 def _check_record(record: Mapping[str, Any], routes: Mapping[str, str], contract: str) -> str | None:
@@ -67,15 +80,17 @@ def _check_record(record: Mapping[str, Any], routes: Mapping[str, str], contract
     if not isinstance(modules, Mapping) or not all(isinstance(m, Mapping) for m in modules.values()):
         return "no modules"
     called: set[str] = set()
+    held: set[str] = set() if _is_stage(record) else set(routes)
     for name, module in modules.items():
         group, calls = module.get("group"), module.get("calls")
         if group not in routes:
             continue
+        held.add(group)
         if module.get("route") != routes[group]:
             return f"{name} went route {module.get('route')}, declared for {group} is {routes[group]}"
         if type(calls) is int and calls > 0:
             called.add(group)
-    silent = sorted(set(routes) - called)
+    silent = sorted(held - called)
     if silent:
         return f"no call of any module of {', '.join(silent)}"
     if "R" not in routes.values():

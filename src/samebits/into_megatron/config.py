@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from samebits.contract import digest_of
+from samebits.into_megatron.plan import TrainLayout
 
 Route = Literal["R", "P"]
+CpLayout = Literal["zigzag", "allgather"]
 
 
 @dataclass(frozen=True)
@@ -47,14 +49,25 @@ class TrainerConfig:
     under (empty on native routes): every sample must carry it. `linear_logp_provider` computes log-probabilities
     where the case says R, and must promise `linear_logp_contract` unless that is None. `rendezvous` is a file path
     that does not exist yet and that all ranks can reach.
+
+    The layout: `tp` tensor-, `cp` context-, `dp` data- and `pp` pipeline-parallel ranks, `vpp` model chunks on each
+    pipeline rank (interleaved when more than one). `cp_layout` says how context-parallel ranks share packed samples:
+    "zigzag" cuts each sample, "allgather" the packed rows. A rank's vocabulary is a multiple of `vocab_multiple` rows.
+    The batch is cut into `gradient_segments` runs of samples (0: one for each data-parallel rank).
     """
 
     model: str
     reference: str | None = None
     case: TrainerCase = field(default_factory=TrainerCase)
     tp: int = 1
-    cp: int = 1
     sequence_parallel: bool = False
+    cp: int = 1
+    cp_layout: CpLayout = "zigzag"
+    pp: int = 1
+    vpp: int = 1
+    dp: int = 1
+    vocab_multiple: int = 1
+    gradient_segments: int = 0
     max_tp: int = 1
     contract: str = ""
     agreed: Mapping[str, Any] = field(default_factory=dict)
@@ -77,6 +90,8 @@ class TrainerConfig:
     timeout_seconds: int = 600
 
     def __post_init__(self) -> None:
+        if self.gradient_segments == 0:
+            object.__setattr__(self, "gradient_segments", max(1, self.dp))
         self._check_sizes()
         self._check_numbers()
         self._check_contract()
@@ -93,15 +108,21 @@ class TrainerConfig:
             )
         if self.sequence_parallel and self.tp == 1:
             raise ValueError("sequence_parallel splits rows over tensor-parallel ranks; it needs tp > 1")
+        if self.vpp > 1 and self.pp == 1:
+            raise ValueError("vpp interleaves the chunks of pipeline ranks; it needs pp > 1")
+        if self.cp_layout not in get_args(CpLayout):
+            raise ValueError(f"cp_layout must be one of {', '.join(get_args(CpLayout))}, got {self.cp_layout!r}")
 
     def _check_sizes(self) -> None:
-        for name in ("tp", "cp", "max_tp"):
+        for name in ("tp", "cp", "pp", "dp", "max_tp", "gradient_segments"):
             size = getattr(self, name)
             if size < 1 or size & (size - 1):
                 raise ValueError(f"{name} must be a power of two (1, 2, 4, ...), got {size}")
         if self.tp > self.max_tp:
             raise ValueError(f"tp = {self.tp} is larger than max_tp = {self.max_tp}; raise max_tp to {self.tp}")
-        for name in ("max_tokens_per_gpu", "threads", "timeout_seconds"):
+        if self.dp > self.gradient_segments:
+            raise ValueError(f"gradient_segments = {self.gradient_segments} do not give dp = {self.dp} ranks one each")
+        for name in ("vpp", "vocab_multiple", "max_tokens_per_gpu", "threads", "timeout_seconds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.world_size > 1 and not self.rendezvous:
@@ -137,5 +158,17 @@ class TrainerConfig:
 
     @property
     def world_size(self) -> int:
-        """Ranks of one trainer: tensor parallel times context parallel."""
-        return self.tp * self.cp
+        """Ranks of one trainer; the tensor-parallel number runs fastest, then context, data and pipeline."""
+        return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def layout(self) -> TrainLayout:
+        """The parallel sizes alone."""
+        return TrainLayout(
+            tp=self.tp,
+            sequence_parallel=self.sequence_parallel,
+            cp=self.cp,
+            pp=self.pp,
+            vpp=self.vpp,
+            dp=self.dp,
+        )

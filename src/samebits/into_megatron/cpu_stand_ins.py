@@ -6,7 +6,7 @@ Applied in the trainer process only, and only when it uses no CUDA device.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +24,14 @@ def _no_fork(self: Any, name: str = "") -> Iterator[None]:
     yield
 
 
+def _nothing(*unused: Any) -> None:
+    return None
+
+
+def _itself(self: torch.Tensor, *unused: Any, **options: Any) -> torch.Tensor:
+    return self
+
+
 class _CpuTorch(ModuleType):
     """`torch` as one Megatron module sees it: tensors asked for on "cuda" are made on the CPU."""
 
@@ -36,6 +44,10 @@ class _CpuTorch(ModuleType):
     @staticmethod
     def tensor(data: Any, *, device: str | torch.device | None = None, **kwargs: Any) -> torch.Tensor:
         return torch.tensor(data, device="cpu" if device == "cuda" else device, **kwargs)
+
+    @staticmethod
+    def zeros(size: Any, *, device: str | torch.device | None = None, **kwargs: Any) -> torch.Tensor:
+        return torch.zeros(size, device="cpu" if device == "cuda" else device, **kwargs)
 
 
 def _cuda_typed(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,6 +78,25 @@ RESIDENT = (
         why="Megatron forks the CUDA random state around dropout; dropout is 0 and there is no such state",
         make=lambda original: _no_fork,
     ),
+    Patch(
+        symbol=_megatron("megatron.core.pipeline_parallel.schedules:torch"),
+        why='the schedules count tokens in a tensor made with device="cuda"',
+        make=lambda original: _CpuTorch(),
+    ),
+    Patch(
+        symbol=_torch("torch.cuda:synchronize"),
+        why="pipeline stages wait for the device after telling each other a length; on a CPU that is done already",
+        make=lambda original: _nothing,
+    ),
+)
+
+# Only while the model is built.
+MODEL_SETUP = (
+    Patch(
+        symbol=_torch("torch:Tensor.cuda"),
+        why="a tied table on the last pipeline stage is moved to CUDA before it is copied from the first",
+        make=lambda original: _itself,
+    ),
 )
 
 # Only while the optimizer is built.
@@ -89,10 +120,10 @@ def needed() -> bool:
 
 
 @contextlib.contextmanager
-def while_building_the_optimizer() -> Iterator[None]:
-    """The optimizer's stand-ins in place for the length of the block, if needed at all."""
+def in_place(patches: Iterable[Patch]) -> Iterator[None]:
+    """These stand-ins in place for the length of the block, if needed at all."""
     with contextlib.ExitStack() as stack:
         if needed():
-            for patch in OPTIMIZER_SETUP:
+            for patch in patches:
                 stack.enter_context(patch.applied())
         yield

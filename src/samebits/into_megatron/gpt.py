@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -38,6 +39,9 @@ class ScoringModel(GPTModel):
         layout: TokenLayout,
         config: Any,
         spec: Any,
+        pre_process: bool,
+        post_process: bool,
+        vp_stage: int | None,
     ) -> None:
         super().__init__(
             config=config,
@@ -48,20 +52,51 @@ class ScoringModel(GPTModel):
             # On the R route positions come with the packing, and rotation happens inside our attention.
             position_embedding_type="rope" if case.attention == "P" else "none",
             rotary_base=shape.rope_base,
+            pre_process=pre_process,
+            post_process=post_process,
+            vp_stage=vp_stage,
         )
+        if shape.tied and pre_process and post_process:
+            # Two backward passes reach the one weight, and either may bypass autograd: Megatron must add both.
+            self.embedding.word_embeddings.weight.zero_out_wgrad = True
         self.shape = shape
         self.case = case
         self.temperature = temperature
         self.scorer = scorer
         self.layout = layout
 
+    def whole_name(self, name: str) -> str:
+        """The name that a parameter of this chunk has in the whole model: layers count from the first chunk's."""
+        prefix = "decoder.layers."
+        if not name.startswith(prefix):
+            return name
+        number, _, rest = name.removeprefix(prefix).partition(".")
+        return f"{prefix}{self.decoder.layers[int(number)].layer_number - 1}.{rest}"
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy this chunk's parameters out of those of the whole model, in place.
+
+        Raises RuntimeError naming those that are not there.
+        """
+        parameters = {self.whole_name(name): parameter for name, parameter in self.named_parameters()}
+        missing = sorted(set(parameters) - set(tensors))
+        if missing:
+            raise RuntimeError(f"the model has parameters that the weight map lacks: {', '.join(missing)}")
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(tensors[name])
+
     def forward(self, batch: MicroBatch) -> Tensor:
-        """fp32 [n]: log-probability of `batch.targets`, each predicted from its row of `batch.rows`."""
+        """fp32 [n]: log-probability of `batch.targets`, each predicted from its row of `batch.rows`.
+
+        A chunk that is not the last gives the hidden states that the next one starts from.
+        """
+        embeds = self.pre_process and not self.case.all_native
         return super().forward(
             input_ids=batch.ids,
             position_ids=None,
             attention_mask=self._mask(batch),
-            decoder_input=None if self.case.all_native else self._embed(batch.ids),
+            decoder_input=self._embed(batch.ids) if embeds else None,
             labels=batch,
             packed_seq_params=batch.packing,
         )
@@ -83,6 +118,8 @@ class ScoringModel(GPTModel):
         return scatter_rows(hidden, self.tp_group) if self.config.sequence_parallel else hidden
 
     def _postprocess(self, hidden_states: Tensor, labels: MicroBatch, **unused: Any) -> Tensor:
+        if not self.post_process:
+            return hidden_states
         weight = self.shared_embedding_or_output_weight() if self.shape.tied else self.output_layer.weight
         if not self.scorer.configured:
             return self._score_native(hidden_states, weight, labels)
@@ -157,13 +194,13 @@ def _by_row(batch: MicroBatch, rows: int) -> tuple[Tensor | None, Tensor | None]
     return counts, batch.kept.select(batch.rows.argsort()).ids
 
 
-def count_calls(model: ScoringModel) -> CallCounts:
+def count_calls(model: ScoringModel, calls: CallCounts) -> None:
     """Count the calls of every boundary of `model` from now on, also of those that are no module of their own."""
-    calls = CallCounts(model)
-    score = linear_logp if model.case.logp == "R" else vocab_parallel_cross_entropy
-    model.register_forward_hook(calls.counter("log_probability", score))
-    if not model.case.all_native:
+    calls.watch(model)
+    if model.post_process:
+        score = linear_logp if model.case.logp == "R" else vocab_parallel_cross_entropy
+        model.register_forward_hook(calls.counter("log_probability", score))
+    if model.pre_process and not model.case.all_native:
         # Megatron's embedding module only holds the table then, and its own hook never fires.
         calls.modules.pop("embedding.word_embeddings")
         model.register_forward_hook(calls.counter("embedding.word_embeddings", embedding))
-    return calls

@@ -7,13 +7,13 @@ were packed. The row of position p predicts the token at p + 1.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from samebits.into_megatron.config import CpLayout
 from samebits.ops.sample_support import Kept
 from samebits.timeline.types import TrainSample
 
@@ -24,7 +24,7 @@ class Packing:
 
     Rows are this context-parallel rank's. `positions` int32 [T]; `queries` and `keys` are cumulative lengths
     int32 [samples + 1] of this rank's rows and of the rows of all ranks; `key_order` int64 [keys] puts gathered
-    rows back in order of sample and position (None when the rank has all rows itself).
+    rows in order of sample and position (None when this rank has all rows itself).
     """
 
     positions: Tensor
@@ -38,8 +38,9 @@ class MicroBatch:
     """One forward pass. `ids` [batch, sequence]; `rows` index the flattened [sequence * batch] hidden states.
 
     `rows`, `targets` and `slots` (all int64 [n]) speak about the active tokens of this rank, ascending in slot.
-    `packing` is None for the padded layout, which Megatron's own attention needs. `kept` are the ids that the sampler
-    kept for these tokens (None: nothing was limited), `temperature` fp32 [n] their own ones (None: the trainer's).
+    `packing` is None for the padded layout, which Megatron's own attention needs. `segment` is the gradient segment
+    of the batch that its samples belong to. `kept` are the ids that the sampler kept for these tokens (None: nothing
+    was limited), `temperature` fp32 [n] their own ones (None: the trainer's).
     """
 
     ids: Tensor
@@ -47,38 +48,9 @@ class MicroBatch:
     targets: Tensor
     slots: Tensor
     packing: Packing | None
+    segment: int = 0
     kept: Kept | None = None
     temperature: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the active tokens of a step were drawn, by slot: what was kept, and at which temperature, fp32 [slots]."""
-
-    kept: Kept | None
-    temperature: Tensor | None
-
-    @classmethod
-    def of(cls, samples: Sequence[TrainSample], temperature: float) -> Sampling:
-        """Both are None where they say nothing: no support, no temperature but `temperature`."""
-        kept, each = None, None
-        if any(sample.support is not None for sample in samples):
-            counts, ids = array("i"), array("i")
-            for sample in samples:
-                counts += sample.support.counts if sample.support else array("i", [0] * sample.response_length)
-                ids += sample.support.ids if sample.support else array("i")
-            kept = Kept(torch.tensor(counts, dtype=torch.int64), torch.tensor(ids, dtype=torch.int64))
-        if any(sample.temperature is not None for sample in samples):
-            own = [temperature if sample.temperature is None else sample.temperature for sample in samples]
-            lengths = torch.tensor([sample.response_length for sample in samples])
-            each = torch.repeat_interleave(torch.tensor(own, dtype=torch.float32), lengths)
-        return cls(kept, each)
-
-    def put_into(self, batch: MicroBatch) -> MicroBatch:
-        """The micro-batch with its tokens' share."""
-        kept = None if self.kept is None else self.kept.select(batch.slots)
-        each = None if self.temperature is None else self.temperature[batch.slots]
-        return replace(batch, kept=kept, temperature=each)
 
 
 def first_slots(samples: Sequence[TrainSample]) -> list[int]:
@@ -114,24 +86,27 @@ def owned_runs(length: int, rank: int, ranks: int) -> list[range]:
     return [range(part * chunk, (part + 1) * chunk) for part in (rank, 2 * ranks - 1 - rank)]
 
 
-def slot_owner(samples: Sequence[TrainSample], ranks: int) -> Tensor:
-    """int64 [slots]: the context-parallel rank that scores each active token."""
-    owners: list[int] = []
-    for sample in samples:
-        length = len(sample.token_ids)
-        by_position = {p: rank for rank in range(ranks) for run in owned_runs(length, rank, ranks) for p in run}
-        owners += [by_position[p] for p in range(sample.prompt_length - 1, length - 1)]
-    return torch.tensor(owners, dtype=torch.int64)
-
-
 def packed_batch(
-    samples: Sequence[TrainSample], slots: Sequence[int], *, rank: int, ranks: int, multiple: int
+    samples: Sequence[TrainSample],
+    slots: Sequence[int],
+    *,
+    rank: int,
+    ranks: int,
+    multiple: int,
+    kind: CpLayout = "zigzag",
 ) -> MicroBatch:
-    """Samples one behind the other on one row, this rank's share of each.
+    """Samples one behind the other on one row, this context-parallel rank's share of each.
 
     `slots` are the samples' first slots. Rows are padded to a multiple of `multiple` (sequence parallelism) by
-    one more sample of zeros that nothing reads.
+    one more sample of zeros that nothing reads; there is at least one row. "zigzag" gives a rank two chunks of
+    each sample, "allgather" an equal run of all packed rows.
     """
+    if kind == "allgather" and ranks > 1:
+        return _run_of_rows(_packed(samples, slots, 0, 1, multiple * ranks), rank, ranks)
+    return _packed(samples, slots, rank, ranks, multiple)
+
+
+def _packed(samples: Sequence[TrainSample], slots: Sequence[int], rank: int, ranks: int, multiple: int) -> MicroBatch:
     ids: list[int] = []
     positions: list[int] = []
     rows: list[int] = []
@@ -152,7 +127,7 @@ def packed_batch(
             ids += [0] * (len(run) - len(held))
             positions += run
         lengths.append(len(ids) - before)
-    padding = -len(ids) % multiple
+    padding = -len(ids) % multiple if ids else max(multiple, 2 if ranks > 1 else 1)
     if padding:
         ids += [0] * padding
         for run in owned_runs(padding * ranks, rank, ranks):
@@ -172,9 +147,33 @@ def packed_batch(
     )
 
 
+def _run_of_rows(whole: MicroBatch, rank: int, ranks: int) -> MicroBatch:
+    """One of `ranks` equal runs of the rows of a packed micro-batch; queries of a sample may lie on several ranks."""
+    packing = whole.packing
+    assert packing is not None
+    count = whole.ids.shape[1] // ranks
+    start, end = rank * count, (rank + 1) * count
+    mine = (whole.rows >= start) & (whole.rows < end)
+    return MicroBatch(
+        ids=whole.ids[:, start:end],
+        rows=whole.rows[mine] - start,
+        targets=whole.targets[mine],
+        slots=whole.slots[mine],
+        packing=Packing(
+            positions=packing.positions[start:end],
+            queries=packing.keys.clamp(start, end) - start,
+            keys=packing.keys,
+            key_order=torch.arange(count * ranks),
+        ),
+    )
+
+
 def padded_batch(samples: Sequence[TrainSample], slots: Sequence[int], *, multiple: int) -> MicroBatch:
-    """Samples side by side, padded on the right with token 0 to the longest (and to a multiple of `multiple`)."""
-    longest = max(len(sample.token_ids) for sample in samples)
+    """Samples side by side, padded on the right with token 0 to the longest (and to a multiple of `multiple`).
+
+    Without samples there is one column of padding.
+    """
+    longest = max((len(sample.token_ids) for sample in samples), default=1)
     width = -(-longest // multiple) * multiple
     count = len(samples)
     rows: list[int] = []
@@ -186,7 +185,7 @@ def padded_batch(samples: Sequence[TrainSample], slots: Sequence[int], *, multip
         targets += sample.token_ids[first + 1 : last + 1]
         out_slots += range(slot, slot + sample.response_length)
     return MicroBatch(
-        ids=torch.tensor([[*s.token_ids, *([0] * (width - len(s.token_ids)))] for s in samples]),
+        ids=torch.tensor([[*s.token_ids, *([0] * (width - len(s.token_ids)))] for s in samples] or [[0] * width]),
         rows=torch.tensor(rows, dtype=torch.int64),
         targets=torch.tensor(targets, dtype=torch.int64),
         slots=torch.tensor(out_slots, dtype=torch.int64),

@@ -6,6 +6,7 @@ A feature that no boundary of the contract covers is refused here, by the name o
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,21 +33,12 @@ class ModelShape:
     qkv_bias: bool
     tied: bool
 
-    def padded_vocab(self, tp: int) -> int:
-        """Vocabulary rows after padding to a multiple of `tp`."""
-        return -(-self.vocab // tp) * tp
+    vocab_multiple: int = 1
 
-    def check_parallel(self, tp: int, max_tp: int) -> None:
-        """Raise ValueError when the shape does not divide over `tp` ranks and `max_tp` segments of K."""
-        for what, size, parts in (
-            ("attention: query heads", self.heads, tp),
-            ("attention: key/value heads", self.kv_heads, tp),
-            ("ffn: intermediate size", self.ffn, tp),
-            ("linear: K of the output projection", self.heads * self.head_dim, max_tp),
-            ("linear: K of the down projection", self.ffn, max_tp),
-        ):
-            if size % parts:
-                raise ValueError(f"{what} ({size}) does not divide by {parts}; choose a smaller parallel size")
+    def padded_vocab(self, tp: int) -> int:
+        """Vocabulary rows after padding: each of `tp` ranks holds an equal multiple of `vocab_multiple` rows."""
+        multiple = math.lcm(tp, self.vocab_multiple)
+        return -(-self.vocab // multiple) * multiple
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
@@ -158,46 +150,3 @@ def _refusals(config: dict[str, Any], architecture: str) -> list[tuple[str, str]
         ("linear", config.get("pretraining_tp", 1) not in (1, None), "pretraining_tp splits the sums; not served"),
     )
     return [(boundary, reason) for boundary, refused, reason in checks if refused]
-
-
-def transformer_config(shape: ModelShape, *, tp: int, cp: int, sequence_parallel: bool, strict_ffn: bool) -> Any:
-    """Megatron's TransformerConfig for `shape`: bf16 parameters, no dropout, no fusion, gradients summed per token."""
-    import torch
-    from megatron.core.transformer.transformer_config import TransformerConfig
-
-    def leave(weight: torch.Tensor) -> torch.Tensor:
-        # Every parameter is loaded afterwards; Megatron still runs its initialiser to set sharding attributes.
-        return weight.zero_()
-
-    return TransformerConfig(
-        num_layers=shape.layers,
-        hidden_size=shape.hidden,
-        ffn_hidden_size=shape.ffn,
-        num_attention_heads=shape.heads,
-        num_query_groups=shape.kv_heads,
-        kv_channels=shape.head_dim,
-        layernorm_epsilon=shape.eps,
-        normalization="RMSNorm",
-        qk_layernorm=shape.qk_norm,
-        gated_linear_unit=True,
-        activation_func=torch.nn.functional.silu,
-        use_te_activation_func=strict_ffn,
-        add_bias_linear=False,
-        add_qkv_bias=shape.qkv_bias,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        attention_softmax_in_fp32=True,
-        bf16=True,
-        params_dtype=torch.bfloat16,
-        pipeline_dtype=torch.bfloat16,
-        init_method=leave,
-        output_layer_init_method=leave,
-        embedding_init_method=leave,
-        use_cpu_initialization=True,
-        tensor_model_parallel_size=tp,
-        context_parallel_size=cp,
-        sequence_parallel=sequence_parallel,
-        # Gradients of data- and context-parallel ranks are summed, not averaged: the loss divides by all tokens.
-        calculate_per_token_loss=True,
-        gradient_accumulation_fusion=False,
-    )

@@ -116,11 +116,8 @@ class StrictSelfAttention(SelfAttention):
 
     def __init__(self, *args: Any, rope_base: float, max_positions: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if self.config.num_query_groups < self.world_size:
-            raise ValueError(
-                f"attention: {self.config.num_query_groups} key/value heads do not split over {self.world_size} "
-                "tensor-parallel ranks; choose a smaller tp"
-            )
+        # Ranks that outnumber the key/value heads share them: each computes its own queries over its group's keys.
+        self.sharers = max(1, self.world_size // self.config.num_query_groups)
         self.cos, self.sin = rotary_table(self.config.kv_channels, rope_base, max_positions)
 
     def forward(
@@ -142,13 +139,22 @@ class StrictSelfAttention(SelfAttention):
 
     def _split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[T, heads, head_dim] query, key and value out of Megatron's interleaving by key/value group."""
+        if self.sharers > 1:
+            qkv = self._group_columns(qkv)
         groups = self.num_query_groups_per_partition
         per_group = self.num_attention_heads_per_partition // groups
         head_dim = self.hidden_size_per_attention_head
         grouped = qkv.reshape(qkv.shape[0], groups, per_group + 2, head_dim)
         query, key, value = grouped.split([per_group, 1, 1], dim=2)
+        if self.sharers > 1:
+            query = query.chunk(self.sharers, dim=2)[self.tp_group.rank() % self.sharers]
         return (
-            query.reshape(-1, groups * per_group, head_dim),
+            query.reshape(qkv.shape[0], -1, head_dim),
             key.reshape(-1, groups, head_dim),
             value.reshape(-1, groups, head_dim),
         )
+
+    def _group_columns(self, qkv: Tensor) -> Tensor:
+        """[T, columns of this rank's key/value group], of which the group's ranks hold equal parts."""
+        columns = gather_rows(qkv.reshape(qkv.shape[0], -1).t(), self.tp_group).t().contiguous()
+        return columns.chunk(self.config.num_query_groups, dim=1)[self.tp_group.rank() // self.sharers]

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from torch import Tensor
 
+from samebits.collectives import gather_states
 from samebits.into_megatron.config import TrainerConfig
+from samebits.into_megatron.gpt import ScoringModel
+from samebits.into_megatron.model import ModelShape
+from samebits.into_megatron.weights import parameter_map
 
 
 def start_groups(config: TrainerConfig, rank: int) -> None:
-    """Join the trainer's ranks; afterwards Megatron's tensor- and context-parallel groups exist.
+    """Join the trainer's ranks; afterwards all of Megatron's groups exist.
 
     One rank needs no rendezvous file. Raises ValueError for a rank outside the world.
     """
@@ -31,8 +38,43 @@ def start_groups(config: TrainerConfig, rank: int) -> None:
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=config.tp,
         context_parallel_size=config.cp,
+        pipeline_model_parallel_size=config.pp,
+        virtual_pipeline_model_parallel_size=config.vpp if config.vpp > 1 else None,
         create_gloo_process_groups=False,
     )
+
+
+def gather_parameters(chunks: Sequence[ScoringModel], shape: ModelShape) -> list[dict[str, Tensor]]:
+    """Every tensor-parallel rank's parameters, under their names in the whole model, from all pipeline ranks.
+
+    All ranks must call it; all get copies. A tied table comes from the stage of the embedding.
+    """
+    tensor, stages = (
+        parallel_state.get_tensor_model_parallel_group(),
+        parallel_state.get_pipeline_model_parallel_group(),
+    )
+    own = {chunk.whole_name(name): p.detach() for chunk in chunks for name, p in chunk.named_parameters()}
+    names = [entry.name for entry in parameter_map(shape)]
+    shards: list[dict[str, Tensor]] = [{} for _ in range(tensor.size())]
+    # Who has what, in one exchange; then each parameter from its first owner, so that no shape is guessed.
+    have = gather_states(torch.tensor([name in own for name in names], dtype=torch.uint8), stages)
+    for name, owner in zip(names, have.argmax(0).tolist(), strict=True):
+        parameter = own[name] if stages.rank() == owner else None
+        for shard, part in zip(shards, gather_states(_from_stage(parameter, owner, stages), tensor), strict=True):
+            shard[name] = part
+    return shards
+
+
+def _from_stage(own: Tensor | None, owner: int, stages: dist.ProcessGroup) -> Tensor:
+    """The tensor of one pipeline rank, on all of them."""
+    if stages.size() == 1:
+        assert own is not None
+        return own
+    size = [0, 0] if own is None else [*own.shape, *([0] * (2 - own.dim()))]
+    rows, columns = gather_states(torch.tensor(size), stages)[owner].tolist()
+    tensor = torch.empty((rows, columns) if columns else (rows,), dtype=torch.bfloat16) if own is None else own.clone()
+    dist.broadcast(tensor.view(torch.uint8), dist.get_global_rank(stages, owner), group=stages)
+    return tensor
 
 
 def stop_groups() -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -40,10 +41,13 @@ PLACES = {
 
 
 class CallCounts:
-    """Forward calls of one model's modules, added up over layers, by forward hooks."""
+    """Forward calls of the modules of all watched models, added up over layers, by forward hooks."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self) -> None:
         self.modules: dict[str, dict[str, Any]] = {}
+
+    def watch(self, model: torch.nn.Module) -> None:
+        """Count the calls of every module of `model` that is a place."""
         for name, module in model.named_modules():
             place = self._place(name)
             # An MLP with an activation module of its own, or an embedding that we only read, computes nothing itself.
@@ -103,7 +107,7 @@ def route_record(
         "role": "trainer",
         "rank": rank,
         "mode": "eager",
-        "parallel": {"tp": config.tp, "cp": config.cp, "sequence_parallel": config.sequence_parallel},
+        "parallel": {**asdict(config.layout), "cp_layout": config.cp_layout},
         "case": config.case.groups(),
         "contract": digest_of(held) if held else "",
         "contract_content": held,

@@ -26,8 +26,8 @@ from samebits.into_megatron.modules import (
 )
 
 
-def block_spec(shape: ModelShape, case: TrainerCase, max_tp: int) -> TransformerBlockSubmodules:
-    """The spec of the whole decoder. `max_tp` is the number of K segments of row-parallel layers on the R route."""
+def block_spec(shape: ModelShape, case: TrainerCase, max_tp: int, layers: int) -> TransformerBlockSubmodules:
+    """The spec of `layers` decoder layers. `max_tp` is the number of K segments of row-parallel layers on route R."""
     layer = ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
@@ -39,7 +39,7 @@ def block_spec(shape: ModelShape, case: TrainerCase, max_tp: int) -> Transformer
             mlp_bda=get_bias_dropout_add,
         ),
     )
-    return TransformerBlockSubmodules(layer_specs=[layer] * shape.layers, layer_norm=_norm(case.logp))
+    return TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=_norm(case.logp))
 
 
 def _norm(route: Route) -> type:

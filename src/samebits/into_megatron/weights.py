@@ -19,6 +19,8 @@ from torch import Tensor
 from samebits.into_megatron.model import ModelShape
 
 HFTensors = Mapping[str, Tensor]
+EMBEDDING = "embedding.word_embeddings.weight"
+HEAD = "output_layer.weight"
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,12 @@ class Mapped:
 def parameter_map(shape: ModelShape) -> list[Mapped]:
     """Every parameter of the model, in Megatron's order."""
     hidden = shape.hidden
-    mapped = [_vocabulary("embedding.word_embeddings.weight", "model.embed_tokens.weight", shape)]
+    mapped = [_vocabulary(EMBEDDING, "model.embed_tokens.weight", shape)]
     for layer in range(shape.layers):
         mapped += _layer(f"decoder.layers.{layer}.", f"model.layers.{layer}.", shape)
     mapped.append(_replicated("decoder.final_layernorm.weight", "model.norm.weight", (hidden,)))
     if not shape.tied:
-        mapped.append(_vocabulary("output_layer.weight", "lm_head.weight", shape))
+        mapped.append(_vocabulary(HEAD, "lm_head.weight", shape))
     return mapped
 
 
@@ -109,7 +111,8 @@ def _qkv(ours: str, theirs: str, kind: str, tail: tuple[int, ...], shape: ModelS
 
     def pack(whole: Sequence[Tensor], rank: int, ranks: int) -> Tensor:
         by_group = [part.reshape(groups, -1, *tail) for part in whole]
-        return torch.cat(by_group, dim=1).chunk(ranks)[rank].reshape(-1, *tail)
+        # Ranks that outnumber the groups each hold a part of one.
+        return torch.cat(by_group, dim=1).reshape(-1, *tail).chunk(ranks)[rank]
 
     def unpack(shards: Sequence[Tensor]) -> list[Tensor]:
         by_group = torch.cat(list(shards)).reshape(groups, (per_group + 2) * head_dim, *tail)
@@ -209,16 +212,15 @@ def _weight_files(path: Path) -> list[Path]:
     return [path / name for name in sorted(set(names))]
 
 
-def load_parameters(model: torch.nn.Module, path: str | Path, shape: ModelShape, rank: int, ranks: int) -> None:
-    """Copy the weights of a model directory into a Megatron model, in place; every parameter must be covered."""
+def load_parameters(path: str | Path, shape: ModelShape, ranks: int, rank: int) -> dict[str, Tensor]:
+    """One tensor-parallel rank's parameters of a model directory, under Megatron's names for the whole model.
+
+    A tied model has its table twice: as embedding and as output layer, which may be on another pipeline stage.
+    """
     shard = to_megatron(read_tensors(path), shape, rank, ranks)
-    parameters = dict(model.named_parameters())
-    if set(parameters) != set(shard):
-        difference = sorted(set(parameters) ^ set(shard))
-        raise RuntimeError(f"the model and the weight map differ in: {', '.join(difference)}")
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(shard[name])
+    if shape.tied:
+        shard[HEAD] = shard[EMBEDDING]
+    return shard
 
 
 def save_tensors(tensors: HFTensors, directory: Path) -> None:

@@ -64,7 +64,18 @@ class RunConfig(BaseModel):
     )
 
     train_tp: int = Field(1, ge=1, description="tensor-parallel ranks of the trainer")
+    train_sequence_parallel: bool = Field(False, description="tensor-parallel ranks split rows between linear layers")
     train_cp: int = Field(1, ge=1, description="context-parallel ranks of the trainer")
+    train_cp_layout: Literal["zigzag", "allgather"] = Field(
+        "zigzag", description="what context-parallel ranks split: each sample (zigzag), or the packed rows (allgather)"
+    )
+    train_pp: int = Field(1, ge=1, description="pipeline stages of the trainer")
+    train_vpp: int = Field(1, ge=1, description="model chunks per pipeline stage, interleaved when more than one")
+    train_dp: int = Field(1, ge=1, description="data-parallel ranks of the trainer")
+    train_vocab_multiple: int = Field(1, ge=1, description="vocabulary rows of a trainer rank: a multiple of this")
+    gradient_segments: int = Field(
+        0, ge=0, description="runs of samples whose gradients are summed apart, then along a tree; 0: one per train_dp"
+    )
     rollout_engines: int = Field(1, ge=1, description="vLLM engines")
     rollout_tp: int = Field(1, ge=1, description="tensor-parallel workers of each engine")
     native_compile: bool = Field(False, description="native vLLM, compiled: faster, but unproven (cannot tell)")
@@ -137,7 +148,7 @@ class RunConfig(BaseModel):
 
     @property
     def trainer_ranks(self) -> int:
-        return self.train_tp * self.train_cp
+        return self.train_tp * self.train_cp * self.train_pp * self.train_dp
 
     @property
     def cases(self) -> dict[str, str]:
