@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 BUILT := $(VENV)/.built
 NATIVE := $(wildcard src/samebits/csrc/* src/samebits/csrc/kernels/*) CMakeLists.txt pyproject.toml
 
-.PHONY: demo ablate test lint types unit conformance sabotage env build clean
+.PHONY: demo ablate test lint types unit conformance sabotage env build clean matrix matrix-full
 
 ## demo: install what is missing, run the default job, print where the report is
 demo: env
@@ -30,14 +30,23 @@ types: env
 unit: env
 	$(BIN)/python -m pytest
 
-## conformance: the cases of every operator, and the primitives over all 2^32 inputs
+## conformance: the cases of every operator, long ones too, and the primitives over all 2^32 inputs
 conformance: env
-	$(BIN)/python -m pytest tests/ops/test_conformance.py
+	$(BIN)/python -m samebits.testing.conformance --long
 	$(BIN)/python -m samebits.testing.sweep
 
 ## sabotage: build every kernel wrongly, one fault at a time, and see each one caught
 sabotage: env
 	$(BIN)/python -m samebits.testing.sabotage
+
+## matrix: all pairs of the most important trainer and rollout layouts, in minutes
+matrix: env
+	$(BIN)/samebits run --matrix recipes/topology.toml --matrix-dir runs/matrix
+
+## matrix-full: all layouts, then whole runs in the reference workload's own layout
+matrix-full: env
+	$(BIN)/samebits run --matrix recipes/topology-full.toml --matrix-dir runs/matrix-full
+	$(BIN)/samebits run --matrix recipes/topology-reference.toml --matrix-dir runs/matrix-reference
 
 env: $(READY) $(BUILT)
 

@@ -11,6 +11,7 @@ from samebits.into_megatron.plan import TrainLayout
 
 Route = Literal["R", "P"]
 CpLayout = Literal["zigzag", "allgather"]
+TransportName = Literal["gloo", "shared_memory"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class TrainerConfig:
     The layout: `tp` tensor-, `cp` context-, `dp` data- and `pp` pipeline-parallel ranks, `vpp` model chunks on each
     pipeline rank (interleaved when more than one). `cp_layout` says how context-parallel ranks share packed samples:
     "zigzag" cuts each sample, "allgather" the packed rows. A rank's vocabulary is a multiple of `vocab_multiple` rows.
-    The batch is cut into `gradient_segments` runs of samples (0: one for each data-parallel rank).
+    The batch is cut into `gradient_segments` runs of samples (0: one for each data-parallel rank). `transport` carries
+    what our collectives exchange.
     """
 
     model: str
@@ -86,6 +88,7 @@ class TrainerConfig:
     temperature: float = 1.0
     max_tokens_per_gpu: int = 4096
     threads: int = 1
+    transport: TransportName = "gloo"
     rendezvous: str = ""
     timeout_seconds: int = 600
 
@@ -112,6 +115,9 @@ class TrainerConfig:
             raise ValueError("vpp interleaves the chunks of pipeline ranks; it needs pp > 1")
         if self.cp_layout not in get_args(CpLayout):
             raise ValueError(f"cp_layout must be one of {', '.join(get_args(CpLayout))}, got {self.cp_layout!r}")
+
+        if self.transport not in get_args(TransportName):
+            raise ValueError(f"transport must be one of {', '.join(get_args(TransportName))}, got {self.transport!r}")
 
     def _check_sizes(self) -> None:
         for name in ("tp", "cp", "pp", "dp", "max_tp", "gradient_segments"):

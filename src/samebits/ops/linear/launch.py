@@ -1,0 +1,107 @@
+"""Which kernel and tile serve a shape: a function of the shape alone, so a launch can be printed and repeated.
+
+`python -m samebits.ops.linear.launch M N K [SEGMENTS]` prints the choice. No choice here can change a bit.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+SMS = 132  # of an H100 or H200; other cards get the same launches
+
+
+@dataclass(frozen=True)
+class Launch:
+    """`kernel`: persistent, tile, any (see kernels.py); `swapped` and `split` belong to `any`."""
+
+    kernel: str
+    block_m: int
+    block_n: int
+    block_k: int
+    warps: int
+    stages: int
+    group: int = 8
+    per_sm: int = 1  # programs of the persistent kernel on each multiprocessor
+    swapped: bool = False
+    split: bool = False  # segments side by side, added up by a second kernel
+
+    @property
+    def name(self) -> str:
+        marks = f"-x{self.per_sm}" * (self.per_sm > 1) + "-swapped" * self.swapped + "-split" * self.split
+        return f"{self.kernel}-{self.block_m}x{self.block_n}x{self.block_k}-w{self.warps}-s{self.stages}{marks}"
+
+
+def launch(m: int, n: int, k: int, *, segments: int = 1, tma: bool = True, keep_c: bool = False) -> Launch:
+    """The launch for c [m, n] = a [m, k] b [n, k]^T.
+
+    `tma`: addresses and strides suit tensor descriptors; `keep_c`: the sums start from c.
+    """
+    if keep_c:
+        return Launch("tile", 128, 256, 64, 8, 3) if tma else Launch("any", 64, 64, 32, 4, 3)
+    if m <= 64:
+        return _few_rows(m, n, segments, tma)
+    if not tma or (segments > 1 and k // segments % 64):
+        return Launch("any", 64, 64, 32, 4, 3, split=segments > 1)
+    if segments > 1:
+        return Launch("tile", 128, 128, 64, 8, 4)
+    return _many_rows(m, n)
+
+
+def _few_rows(m: int, n: int, segments: int, tma: bool) -> Launch:
+    """As many tiles as there are multiprocessors, or a little fewer: the weights stream through once."""
+    block_m = max(16, 1 << (m - 1).bit_length())
+    if block_m == 64 and tma and segments == 1:
+        return _sixty_four_rows(n)
+    split = segments > 1
+    n = n * segments
+    if n > 16384 and tma and not split:
+        return Launch("persistent", block_m, 64, 128, 4, 5)
+    if n > 8192:
+        return Launch("any", block_m, 64, 128, 4, 4, swapped=True, split=split)
+    if n <= 16 * SMS:
+        return Launch("any", block_m, 16, 512 if block_m < 64 else 256, 4, 4, swapped=True, split=split)
+    if block_m == 16:
+        return Launch("any", block_m, 16, 256, 2, 5, swapped=True, split=split)
+    return Launch("any", block_m, 32, 256, 4, 4, swapped=True, split=split)
+
+
+def _sixty_four_rows(n: int) -> Launch:
+    if n <= 16 * SMS:
+        return Launch("persistent", 64, 16, 256, 4, 5)
+    if n <= 32 * SMS:
+        return Launch("persistent", 64, 32, 256, 4, 4)
+    if n <= 64 * SMS or n > 128 * SMS:
+        return Launch("persistent", 64, 64, 128, 4, 5)
+    return Launch("persistent", 64, 128, 128, 4, 4)
+
+
+# (block_m, block_n, block_k, warps, stages) and how fast a multiprocessor works through one, in units of the largest
+_TILES = (
+    ((128, 256, 64, 8, 4), 1.0),
+    ((128, 128, 64, 8, 5), 0.85),
+    ((128, 128, 64, 4, 4), 0.85),
+    ((64, 128, 128, 4, 4), 0.78),
+    ((64, 64, 128, 4, 4), 0.58),
+    ((64, 32, 256, 4, 4), 0.42),
+)
+
+
+def _many_rows(m: int, n: int) -> Launch:
+    """The tile with which the last wave of tiles ends first."""
+
+    def time(entry: tuple[tuple[int, int, int, int, int], float]) -> float:
+        (block_m, block_n, *_), speed = entry
+        waves = -(-(-(-m // block_m) * -(-n // block_n)) // SMS)
+        return waves * block_m * block_n / speed
+
+    return Launch("persistent", *min(_TILES, key=time)[0])
+
+
+def main() -> None:
+    m, n, k, *rest = (int(word) for word in sys.argv[1:])
+    print(launch(m, n, k, segments=rest[0] if rest else 1))
+
+
+if __name__ == "__main__":
+    main()
