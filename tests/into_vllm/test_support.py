@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from models import make_requests
 from oracle import packed_logits, response_bits, response_rows
 
 from samebits.bits import assert_same
+from samebits.into_vllm.config import RolloutCase
+from samebits.into_vllm.engine import RolloutEngine
 from samebits.ops.sample_support import Kept, Limits, kept_logprob, sample_support
 from samebits.timeline.types import GenerateRequest, Rollout
 
@@ -122,20 +125,38 @@ def test_the_likeliest_tokens_and_the_drawn_one_among_them(strict: Engine, batch
     assert again >= 100, "the drawn token is usually among the likeliest"
 
 
+def engine_of(**changes: Any) -> RolloutEngine:
+    """One that never started: requests are checked before vLLM sees them."""
+    engine = object.__new__(RolloutEngine)
+    engine.config = engine_config(Path("m"), **changes)
+    return engine
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"top_p": 0.0}, "top_p"), ({"min_p": 1.5}, "min_p"), ({"top_k": -5}, "top_k")],
+    [
+        ({"top_p": 0.0}, r"top_p in \(0, 1\]"),
+        ({"min_p": 1.5}, r"min_p in \[0, 1\]"),
+        ({"top_k": -5}, "top_k >= 0"),
+        ({"top_p": 1 - 1e-9}, "limits nothing once it is rounded to fp32"),
+    ],
 )
-def test_limits_out_of_range_are_refused(strict: Engine, changes: dict[str, float], message: str) -> None:
+def test_limits_out_of_range_are_refused(changes: dict[str, float], message: str) -> None:
+    request = dataclasses.replace(make_requests(1, 4)[0], **changes)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=message):
-        strict("generate", [dataclasses.replace(make_requests(1, 4)[0], **changes)])  # type: ignore[arg-type]
+        engine_of()._check(request)
 
 
 def test_the_native_sampler_is_asked_for_no_support() -> None:
-    from samebits.into_vllm.config import RolloutCase
-    from samebits.into_vllm.engine import RolloutEngine
-
-    engine = object.__new__(RolloutEngine)
-    engine.config = engine_config(Path("m"), case=RolloutCase(logp="P"))
     with pytest.raises(ValueError, match="does not say which tokens"):
-        engine._check(dataclasses.replace(make_requests(1, 4)[0], top_k=2))
+        engine_of(case=RolloutCase(logp="P"))._check(dataclasses.replace(make_requests(1, 4)[0], top_k=2))
+
+
+def test_penalties_are_refused_with_the_reason(strict: Engine) -> None:
+    from vllm.exceptions import VLLMValidationError
+
+    with pytest.raises(
+        VLLMValidationError, match=r"presence_penalty = 0\.5 is not covered: a trainer would have to apply it"
+    ):
+        strict("penalised", make_requests(1, 4), 0.5)
+    assert len(strict("generate", make_requests(1, 4))) == 1, "the engine still serves"

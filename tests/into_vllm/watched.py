@@ -16,6 +16,7 @@ class WatchedEngine(RolloutEngine):
         preempt = scheduler._preempt_request
         self._preempted = 0
         self._count = 0
+        self._penalty = 0.0
         self._seen: list[tuple[list, list, list]] = []
         self._hits = 0
 
@@ -53,7 +54,16 @@ class WatchedEngine(RolloutEngine):
     def _params(self, name: str, request: GenerateRequest) -> Any:
         params = super()._params(name, request)
         params.logprobs = self._count
+        params.presence_penalty = self._penalty
         return params
+
+    def penalised(self, requests: list[GenerateRequest], penalty: float) -> list:
+        """Like generate, with a presence penalty."""
+        self._penalty = penalty
+        try:
+            return self.generate(requests)
+        finally:
+            self._penalty = 0.0
 
     def _rollout(self, request: GenerateRequest, output: Any, *rest: Any) -> Any:
         if not self._count:

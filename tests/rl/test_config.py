@@ -50,7 +50,7 @@ def test_the_printed_configuration_reads_back(tmp_path_factory, text: str, lr: f
         ({"top_p": 1.1}, "top_p: .* less than or equal to 1, got 1.1"),
         ({"min_p": -0.1}, "min_p: .* greater than or equal to 0"),
         ({"top_k": -1}, "top_k: .* greater than or equal to 0"),
-        ({"top_p": 1 - 1e-9}, "no fp32 value that limits anything"),
+        ({"top_p": 1 - 1e-9}, "limits nothing once it is rounded to fp32"),
         ({"top_k": 5, "case": "P/P"}, "top_k, top_p and min_p need logp_case R/R"),
         ({"min_p": 0.1, "logp_case": "R/P"}, "top_k, top_p and min_p need logp_case R/R"),
         ({"global_batch_size": 10}, "global_batch_size 10 is not a multiple of samples_per_prompt 8"),

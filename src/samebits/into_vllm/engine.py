@@ -14,7 +14,14 @@ from typing import Any
 from samebits import env
 from samebits.into_vllm.config import EngineConfig
 from samebits.into_vllm.plan import PLAN_VARIABLE, RoutePlan
-from samebits.timeline.types import GenerateRequest, Rollout, ShardDigest, Support, WeightVersion
+from samebits.timeline.types import (
+    GenerateRequest,
+    Rollout,
+    ShardDigest,
+    Support,
+    WeightVersion,
+    limits_problem,
+)
 
 _GIB = 1 << 30
 _LOWEST_TEMPERATURE = 0.01
@@ -137,6 +144,9 @@ class RolloutEngine:
                 f"{request.key}: max_tokens {request.max_tokens} after a prompt of {len(request.prompt_ids)} tokens "
                 f"does not fit max_model_len {self.config.max_model_len}"
             )
+        problem = limits_problem(request.top_k, request.top_p, request.min_p)
+        if problem:
+            raise ValueError(f"{request.key}: {problem}")
         if request.limited and self.config.case.logp == "P":
             raise ValueError(
                 f"{request.key}: vLLM's own sampler does not say which tokens top-k, top-p or min-p kept; "

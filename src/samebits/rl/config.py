@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from samebits.timeline.types import is_limited
+from samebits.timeline.types import is_limited, limits_problem
 
 Case = Literal["R/R", "P/P", "R/P", "P/R"]
 MODULES = ("attention", "ffn", "logp")
@@ -117,15 +117,14 @@ class RunConfig(BaseModel):
                 f"temperature must be positive, got {self.temperature}: a greedy token is certain, its log-probability "
                 "0 whatever the weights, so there is nothing to learn and nothing to compare"
             )
-        if not self.limited:
-            return
-        if any(self.routes(side)["logp"] == "P" for side in ("trainer", "rollout")):
+        problem = limits_problem(self.top_k, self.top_p, self.min_p)
+        if problem:
+            raise ValueError(problem)
+        if self.limited and any(self.routes(side)["logp"] == "P" for side in ("trainer", "rollout")):
             raise ValueError(
                 "top_k, top_p and min_p need logp_case R/R: native vLLM does not say which tokens it kept, and native "
                 "Megatron-Core does not renormalise over them"
             )
-        if 1 - 2**-25 < self.top_p < 1 or 0 < self.min_p < 2**-126:
-            raise ValueError(f"top_p {self.top_p} or min_p {self.min_p} has no fp32 value that limits anything")
 
     @property
     def limited(self) -> bool:

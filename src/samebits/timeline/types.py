@@ -70,6 +70,15 @@ class GenerateRequest:
         return self.temperature > 0 and is_limited(self.top_k, self.top_p, self.min_p)
 
 
+def limits_problem(top_k: int, top_p: float, min_p: float) -> str:
+    """What is wrong with these limits, which are compared in fp32; empty when nothing is."""
+    if not (top_k >= 0 and 0 < top_p <= 1 and 0 <= min_p <= 1):
+        return f"want top_k >= 0, top_p in (0, 1] and min_p in [0, 1], got {top_k}, {top_p} and {min_p}"
+    if 1 - 2**-25 < top_p < 1 or 0 < min_p < 2**-126:
+        return f"top_p {top_p} or min_p {min_p} limits nothing once it is rounded to fp32; use 1 or 0 for no limit"
+    return ""
+
+
 def is_limited(top_k: int, top_p: float, min_p: float) -> bool:
     """Whether any of the three leaves ids out."""
     return top_k > 0 or top_p < 1 or min_p > 0

@@ -11,7 +11,8 @@ from torch import Tensor
 from samebits.ops.linear import matmul_f32
 from samebits.ops.sample_support import Kept, Limits, kept_linear_logp, kept_logprob, sample_kept, sample_support
 from samebits.testing.cases.case import Case, Subject, against_definition
-from samebits.testing.cases.inputs import ROWS, generator, randint, randn, with_gradients
+from samebits.testing.cases.inputs import ROWS, generator, inside, randint, randn, with_gradients
+from samebits.testing.cases.schedules import forced
 
 OP = "sample_support"
 LIMITS: dict[str, dict[str, float]] = {
@@ -34,6 +35,8 @@ def cases() -> Iterator[Case]:
     whole = partial(_drawn, limits=None)
     for size in (1, 100):
         yield Case(OP, f"{size}-rows-at-a-time", whole, partial(_drawn, limits=None, size=size))
+    yield against_definition(OP, "views-between-poison", partial(_drawn, limits=None, margins=(1, 5)))
+    yield from forced(OP, "limits-per-row", whole)
     yield Case(OP, "all-kept-is-no-support", partial(_drawn, limits={"top_k": 400}), _unlimited)
 
 
@@ -61,10 +64,15 @@ def _mixed() -> Limits:
 
 
 def _drawn(
-    at: Subject, limits: dict[str, float] | None, vocab: int = 400, rounded: bool = False, size: int = ROWS
+    at: Subject,
+    limits: dict[str, float] | None,
+    vocab: int = 400,
+    rounded: bool = False,
+    size: int = ROWS,
+    margins: tuple[int, ...] = (),
 ) -> list[Tensor]:
     """Counts and ids of the supports, tokens drawn from them, and the log-probabilities of these and of others."""
-    logits, each = _logits(vocab, rounded), torch.linspace(0.2, 2, ROWS)
+    logits, each = inside(_logits(vocab, rounded), margins), torch.linspace(0.2, 2, ROWS)
     bounds = _mixed() if limits is None else Limits.of(ROWS, **limits)  # type: ignore[arg-type]
     others = randint(0, vocab, ROWS, seed=7)
     parts: list[list[Tensor]] = []
