@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "linear_logp": {"contract", "bits", "arithmetic", "ops", "collectives"},
     "patching": set(),
     "evidence": {"contract", "timeline", "bits"},
-    "into_vllm": {"contract", "bits", "ops", "collectives", "patching", "timeline", "env", "_cpu"},
+    "into_vllm": {"contract", "bits", "ops", "backends", "collectives", "patching", "timeline", "env", "_cpu"},
     "into_megatron": {"contract", "bits", "ops", "collectives", "linear_logp", "patching", "timeline", "env", "_cpu"},
     "into_vime": {"linear_logp", "contract", "ops"},
     "rl": {"contract", "timeline", "bits", "evidence", "env", "presets"},

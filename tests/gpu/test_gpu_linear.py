@@ -161,6 +161,34 @@ def test_replays_of_a_graph_are_counted() -> None:
     assert_same(got, want)
 
 
+def test_the_vendor_serves_certified_shapes_only(monkeypatch) -> None:
+    from samebits.ops.linear import vendor
+
+    device = torch.device("cuda", 0)
+    x, weight, _ = on_card("normal", 512, 1024, 1024)
+    y = torch.empty(512, 1024, device="cuda", dtype=torch.bfloat16)
+    want = linear(x, weight)
+    assert not vendor.product(x, weight, y)
+    certificate = vendor.certify(512, 1024, 1024, device)
+    if certificate is not None:
+        assert vendor.product(x, weight, y)
+        assert_same(y, want)
+        assert_same(linear(x, weight), want)
+    assert not vendor.product(x[:100], weight, y[:100])
+    mm = torch.mm
+
+    def split(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+        """As a library that cuts K in two."""
+        half = a.shape[1] // 2
+        total = mm(a[:, :half], b[:half], out_dtype=torch.float32) + mm(a[:, half:], b[half:], out_dtype=torch.float32)
+        return total.bfloat16() if out is None else out.copy_(total)
+
+    monkeypatch.setattr(torch, "mm", split)
+    assert vendor.certify(512, 1024, 1024, device) is None
+    assert not vendor.product(x, weight, y)
+    vendor.revoke()
+
+
 def test_launches_are_a_function_of_the_shape() -> None:
     assert launch(8192, 4096, 4096) == launch(8192, 4096, 4096)
     assert launch(1, 4096, 4096).swapped

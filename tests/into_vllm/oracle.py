@@ -14,6 +14,7 @@ from samebits.bits import raw
 from samebits.ops.attention import attention
 from samebits.ops.embedding import embedding
 from samebits.ops.linear import linear, matmul_f32
+from samebits.ops.logprob import logprob
 from samebits.ops.rms_norm import add_rms_norm, rms_norm
 from samebits.ops.rotary import rotary, rotary_table
 from samebits.ops.sample_support import Kept, kept_logprob
@@ -21,18 +22,21 @@ from samebits.ops.swiglu import swiglu
 from samebits.timeline.types import Rollout
 
 
-def response_bits(path: Path, rollouts: Sequence[Rollout], temperatures: Sequence[float], segments: int) -> list:
+def response_bits(
+    path: Path, rollouts: Sequence[Rollout], temperatures: Sequence[float], segments: int, device: str = "cpu"
+) -> list:
     """fp32 bit patterns of every response token's log-probability over its support, from one packed forward pass."""
     sequences = [[*r.prompt_ids, *r.token_ids] for r in rollouts]
-    logits = packed_logits(path, sequences, segments)
+    logits = packed_logits(path, sequences, segments, device)
     bits = []
     for rows, rollout, temperature in zip(response_rows(logits, rollouts), rollouts, temperatures, strict=True):
-        targets = torch.tensor(rollout.token_ids)
-        kept = Kept.all(len(targets))
-        if rollout.support is not None:
+        targets = torch.tensor(rollout.token_ids, device=device)
+        if rollout.support is None:
+            scores = logprob(rows, targets, temperature or 1.0)
+        else:
             kept = Kept.of([list(ids) for ids in rollout.support.rows()])
-        scores = kept_logprob(rows, targets[:, None], temperature or 1.0, kept)[:, 0]
-        bits.append(tuple(int(b) & 0xFFFFFFFF for b in raw(scores.contiguous())))
+            scores = kept_logprob(rows, targets[:, None], temperature or 1.0, kept)[:, 0].contiguous()
+        bits.append(tuple(int(b) & 0xFFFFFFFF for b in raw(scores).tolist()))
     return bits
 
 
@@ -46,15 +50,17 @@ def response_rows(logits: Tensor, rollouts: Sequence[Rollout]) -> Iterator[Tenso
 
 
 @torch.no_grad()
-def packed_logits(path: Path, sequences: Sequence[Sequence[int]], segments: int) -> Tensor:
+def packed_logits(path: Path, sequences: Sequence[Sequence[int]], segments: int, device: str = "cpu") -> Tensor:
     """fp32 logits [tokens, vocabulary] of all sequences, packed."""
     config = json.loads((path / "config.json").read_text())
-    w = load_file(path / "model.safetensors")
+    w = load_file(path / "model.safetensors", device=device)
     eps, head, layers = config["rms_norm_eps"], config["head_dim"], config["num_hidden_layers"]
-    ids = torch.tensor([t for s in sequences for t in s])
-    positions = torch.cat([torch.arange(len(s)) for s in sequences])
-    cu = torch.tensor([0, *torch.tensor([len(s) for s in sequences]).cumsum(0).tolist()], dtype=torch.int32)
+    ids = torch.tensor([t for s in sequences for t in s], device=device)
+    positions = torch.cat([torch.arange(len(s), device=device) for s in sequences])
+    ends = torch.tensor([0, *(len(s) for s in sequences)]).cumsum(0)
+    cu = ends.to(device, torch.int32)
     cos, sin = rotary_table(head, config["rope_theta"], config["max_position_embeddings"])
+    cos, sin = cos.to(device), sin.to(device)
     norm_heads = config["model_type"] == "qwen3"
     x, residual = embedding(ids, w["model.embed_tokens.weight"]), None
     for at in (f"model.layers.{i}." for i in range(layers)):

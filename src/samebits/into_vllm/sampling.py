@@ -23,6 +23,7 @@ from vllm.v1.sample.sampler import Sampler
 
 from samebits.into_vllm.forced import forced_tokens
 from samebits.into_vllm.places import NotCovered
+from samebits.ops.logprob import logprob
 from samebits.ops.sample import sample_and_logprob
 from samebits.ops.sample_support import Kept, Limits, kept_logprob, sample_kept, sample_support
 
@@ -165,29 +166,37 @@ class KeyedSampler(Sampler):
         likeliest, where a request asked for these. All come from these logits.
         """
         self.calls[0] += 1
-        rows = logits.shape[0]
+        rows, device = logits.shape[0], logits.device
         keys = _keys_of(sampling_metadata)
-        live, columns = keys.live(rows), keys.columns(rows)
-        positions = torch.tensor([len(row.tokens) for row in live])
+        columns, top = keys.columns(rows), sampling_metadata.max_num_logprobs or 0
         wanted = sampling_metadata.temperature
-        temperature = torch.zeros(rows) if wanted is None else wanted[:rows]
-        if columns.limited:
-            kept = sample_support(logits, temperature, columns.limits)
-            drawn, scores = sample_kept(logits, temperature, columns.seeds, positions, kept)
-            self._remember(live, positions.tolist(), kept)
-        else:
-            kept = Kept.all(rows)
-            drawn, scores = sample_and_logprob(logits, temperature, columns.seeds, positions)
+        temperature = torch.zeros(rows, device=device) if wanted is None else wanted[:rows]
+        if columns.limited or top:
+            # supports are decided on the CPU, by the same bits
+            logits, temperature = logits.cpu(), temperature.cpu()
+        kept, drawn, scores = self._draw(logits, temperature, keys, rows)
         forced = forced_tokens(sampling_metadata)
         if forced is not None:
             drawn = forced.put_into(drawn)
-            scores = kept_logprob(logits, drawn[:, None], torch.where(temperature > 0, temperature, 1.0), kept)[:, 0]
-        ids = drawn.to(torch.int32).unsqueeze(-1)
-        top = sampling_metadata.max_num_logprobs or 0
+            scores = _scores(logits, drawn, temperature, kept)
+        ids = drawn.to(device, torch.int32).unsqueeze(-1)
         if top:
-            return SamplerOutput(ids, _with_likeliest(logits, temperature, kept, drawn, top))
-        ranks = torch.full((rows,), _NO_RANK, dtype=torch.int64)
-        return SamplerOutput(ids, LogprobsTensors(ids, scores.unsqueeze(-1), ranks))
+            return SamplerOutput(ids, _with_likeliest(logits, temperature, kept or Kept.all(rows), drawn, top, device))
+        ranks = torch.full((rows,), _NO_RANK, dtype=torch.int64, device=device)
+        return SamplerOutput(ids, LogprobsTensors(ids, scores.to(device).unsqueeze(-1), ranks))
+
+    def _draw(
+        self, logits: Tensor, temperature: Tensor, keys: SampleKeys, rows: int
+    ) -> tuple[Kept | None, Tensor, Tensor]:
+        """What was kept (None: all, in every row), a token of each row, and their log-probabilities."""
+        live, columns, device = keys.live(rows), keys.columns(rows), logits.device
+        positions = [len(row.tokens) for row in live]
+        key = columns.seeds.to(device), torch.tensor(positions, device=device)
+        if not columns.limited:
+            return None, *sample_and_logprob(logits, temperature, *key)
+        kept = sample_support(logits, temperature, columns.limits)
+        self._remember(live, positions, kept)
+        return kept, *sample_kept(logits, temperature, *key, kept)
 
     def _remember(self, live: list[_Row], positions: list[int], kept: Kept) -> None:
         """A position that is drawn again (a prompt in chunks) replaces what was there."""
@@ -213,7 +222,15 @@ def _keys_of(metadata: SamplingMetadata) -> SampleKeys:
     raise RuntimeError("sampling: the logits processor that keeps the keys of draws is not loaded")
 
 
-def _with_likeliest(logits: Tensor, temperature: Tensor, kept: Kept, drawn: Tensor, count: int) -> LogprobsTensors:
+def _scores(logits: Tensor, tokens: Tensor, temperature: Tensor, kept: Kept | None) -> Tensor:
+    """fp32 [rows] of one token in each row, over what was kept; greedy rows at temperature 1."""
+    warm = torch.where(temperature > 0, temperature, 1.0)
+    return logprob(logits, tokens, warm) if kept is None else kept_logprob(logits, tokens[:, None], warm, kept)[:, 0]
+
+
+def _with_likeliest(
+    logits: Tensor, temperature: Tensor, kept: Kept, drawn: Tensor, count: int, device: torch.device
+) -> LogprobsTensors:
     """The drawn token, then the `count` likeliest ones, lowest id first among equals; one may be the drawn one.
 
     A token outside its row's support has log-probability -inf and comes after those inside.
@@ -226,4 +243,5 @@ def _with_likeliest(logits: Tensor, temperature: Tensor, kept: Kept, drawn: Tens
     order = z.masked_fill(outside, -torch.inf).argsort(dim=1, descending=True, stable=True)
     ids = torch.cat([drawn[:, None], order[:, :count]], dim=1).contiguous()
     ranks = 1 + (order == drawn[:, None]).int().argmax(dim=1)
-    return LogprobsTensors(ids.to(torch.int32), kept_logprob(logits, ids, warm, kept), ranks)
+    scores = kept_logprob(logits, ids, warm, kept)
+    return LogprobsTensors(ids.to(device, torch.int32), scores.to(device), ranks.to(device))

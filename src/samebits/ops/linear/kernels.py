@@ -208,6 +208,22 @@ def _tree(
     return acc
 
 
+@triton.jit
+def _load(pointers, row, inner, EVEN_ROWS: tl.constexpr, EVEN_K: tl.constexpr):
+    """A tile, 0 outside of the rows and of k; no masks where the tile is known to lie inside."""
+    if EVEN_ROWS:
+        if EVEN_K:
+            tile = tl.load(pointers)
+        else:
+            tile = tl.load(pointers, mask=inner, other=0.0)
+    else:
+        if EVEN_K:
+            tile = tl.load(pointers, mask=row, other=0.0)
+        else:
+            tile = tl.load(pointers, mask=row & inner, other=0.0)
+    return tile
+
+
 @triton.jit(do_not_specialize=["M"])
 def matmul_any(
     a,
@@ -226,6 +242,9 @@ def matmul_any(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    EVEN_M: tl.constexpr,
+    EVEN_N: tl.constexpr,
+    EVEN_K: tl.constexpr,
     CONTINUE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SWAPPED: tl.constexpr,
@@ -259,11 +278,11 @@ def matmul_any(
         offset = at.to(tl.int64)
         inner = at < width
         if SWAPPED:
-            left = tl.load(b_rows[:, None] + offset[None, :] * b_k, mask=b_held[:, None] & inner[None, :], other=0.0)
-            right = tl.load(a_rows[None, :] + offset[:, None] * a_k, mask=a_held[None, :] & inner[:, None], other=0.0)
+            left = _load(b_rows[:, None] + offset[None, :] * b_k, b_held[:, None], inner[None, :], EVEN_N, EVEN_K)
+            right = _load(a_rows[None, :] + offset[:, None] * a_k, a_held[None, :], inner[:, None], EVEN_M, EVEN_K)
         else:
-            left = tl.load(a_rows[:, None] + offset[None, :] * a_k, mask=a_held[:, None] & inner[None, :], other=0.0)
-            right = tl.load(b_rows[None, :] + offset[:, None] * b_k, mask=b_held[None, :] & inner[:, None], other=0.0)
+            left = _load(a_rows[:, None] + offset[None, :] * a_k, a_held[:, None], inner[None, :], EVEN_M, EVEN_K)
+            right = _load(b_rows[None, :] + offset[:, None] * b_k, b_held[None, :], inner[:, None], EVEN_N, EVEN_K)
         acc = tl.dot(left, right, acc)
     total = acc.T if SWAPPED else acc
     if HAS_BIAS:
