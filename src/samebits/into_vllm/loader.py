@@ -11,6 +11,7 @@ from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader import DefaultModelLoader
 
 from samebits.into_vllm.layers import Routed
+from samebits.into_vllm.lifeline import end_with_parent
 from samebits.into_vllm.plan import RoutePlan
 from samebits.into_vllm.routing import RoutedModule, check_config, route_model
 from samebits.into_vllm.weights import WorkerWeights
@@ -40,6 +41,8 @@ def loader_for(plan: RoutePlan) -> type[DefaultModelLoader]:
 
         def load_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> Any:
             _check_same_plan(plan, vllm_config)
+            if vllm_config.parallel_config.world_size > 1:
+                end_with_parent()
             if not plan.case.all_native:
                 check_config(vllm_config)
             model: Any = super().load_model(vllm_config, model_config, prefix)

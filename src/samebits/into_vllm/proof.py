@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from samebits.backends import device_arithmetic
 from samebits.contract import digest_of, held_contract, model_constants, refusal
+from samebits.contract.boundaries import BOUNDARIES
 from samebits.into_vllm.patches import DISTRIBUTION, PATCHES_BY_GROUP
 from samebits.into_vllm.places import SAMPLER, Place
 from samebits.into_vllm.plan import RoutePlan
-from samebits.ops.boundaries import BOUNDARIES
 
 if TYPE_CHECKING:
     from samebits.into_vllm.loader import WorkerState

@@ -10,7 +10,7 @@ from typing import Any
 
 from samebits.contract import digest_of
 from samebits.evidence.verdict import judge
-from samebits.matrix.layouts import Bench, TrainerPool, requests_of, score_rollouts
+from samebits.matrix.layouts import Shared, TrainerPool, requests_of, score_rollouts
 from samebits.matrix.plan import SIDES, Matrix
 from samebits.matrix.record import read_finished, write_finished
 from samebits.matrix.scores import Scores, compare_layouts, samples_of
@@ -32,8 +32,8 @@ def score_pairs(
     logs = folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     config = matrix.config(None, None)
-    bench = Bench(parts=parts, inputs=inputs, contract=parts.contract(config, inputs), logs=logs)
-    scored = Scored(matrix, folder, bench, key, say)
+    shared = Shared(parts=parts, inputs=inputs, contract=parts.contract(config, inputs), logs=logs)
+    scored = Scored(matrix, folder, shared, key, say)
     scored.rollouts()
     scored.trainers()
     return [scored.pair(*pair) for pair in matrix.pairs], scored.layouts()
@@ -42,8 +42,8 @@ def score_pairs(
 class Scored:
     """What is known of the layouts of one matrix so far."""
 
-    def __init__(self, matrix: Matrix, folder: Path, bench: Bench, key: str, say: Say) -> None:
-        self._matrix, self._folder, self._bench, self._key, self._say = matrix, folder, bench, key, say
+    def __init__(self, matrix: Matrix, folder: Path, shared: Shared, key: str, say: Say) -> None:
+        self._matrix, self._folder, self._shared, self._key, self._say = matrix, folder, shared, key, say
         self._scores: dict[tuple[str, str], Scores] = {}
         self._problems: dict[tuple[str, str], str] = {}
         self._tokens: dict[str, Any] = {}
@@ -53,11 +53,11 @@ class Scored:
     def rollouts(self) -> None:
         """Every rollout layout. The first one's tokens are everybody's, so its failure is raised: RunFailed."""
         first = next(iter(self._matrix.layouts["rollout"]))
-        requests = requests_of(self._matrix.config(None, first), self._bench.inputs)
+        requests = requests_of(self._matrix.config(None, first), self._shared.inputs)
         recorded = self._folder / "tokens.json"
         found = read_finished(recorded, self._layout_key("rollout", first))
         if found is None:
-            scores, rollouts = score_rollouts(self._bench, first, self._matrix.config(None, first), requests)
+            scores, rollouts = score_rollouts(self._shared, first, self._matrix.config(None, first), requests)
             found = {"scores": scores.as_data(), "rollouts": [_as_data(one) for one in rollouts]}
             write_finished(recorded, self._layout_key("rollout", first), found)
             self._told("rollout", first, scores)
@@ -71,7 +71,7 @@ class Scored:
                 self._attempt("rollout", name, partial(self._generate, name, config, requests))
 
     def _generate(self, name: str, config: RunConfig, requests: Sequence[GenerateRequest]) -> Scores:
-        return score_rollouts(self._bench, name, config, requests)[0]
+        return score_rollouts(self._shared, name, config, requests)[0]
 
     def trainers(self) -> None:
         """Every trainer layout; those of the same number of ranks share their processes."""
@@ -87,7 +87,7 @@ class Scored:
 
     def _score(self, config: RunConfig) -> Scores:
         if self._pool is None:
-            self._pool = TrainerPool(self._bench, config.trainer_ranks)
+            self._pool = TrainerPool(self._shared, config.trainer_ranks)
         try:
             return self._pool.score(config, self._samples, self._tokens, self._matrix.steps)
         except BaseException:

@@ -25,7 +25,7 @@ from samebits.timeline.types import GenerateRequest, Rollout, SampleKey, TrainSa
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
+class Shared:
     """What all layouts share."""
 
     parts: Parts
@@ -56,54 +56,54 @@ def requests_of(config: RunConfig, inputs: Inputs) -> list[GenerateRequest]:
     ]
 
 
-def generate(bench: Bench, name: str, config: RunConfig, requests: Sequence[GenerateRequest]) -> list[Rollout]:
+def generate(shared: Shared, name: str, config: RunConfig, requests: Sequence[GenerateRequest]) -> list[Rollout]:
     """What the engines of one rollout layout draw for the requests, and score meanwhile."""
     arguments = [
-        bench.parts.engine_arguments(config, bench.inputs, bench.contract, index)
+        shared.parts.engine_arguments(config, shared.inputs, shared.contract, index)
         for index in range(config.rollout_engines)
     ]
-    group = Group([f"rollout {name} engine {index}" for index in range(config.rollout_engines)], bench.logs)
+    group = Group([f"rollout {name} engine {index}" for index in range(config.rollout_engines)], shared.logs)
     with _ending(group):
-        group.gather("start", group.start(bench.parts.engine, arguments), config.start_timeout)
+        group.gather("start", group.start(shared.parts.engine, arguments), config.start_timeout)
         engines = RolloutGroup(group, config.step_timeout)
         rollouts = engines.generate(requests)
-        check_rollouts(requests, rollouts, rollouts[0].version, bench.contract.digest())
-        check_contracts(engines.proof(), config.cases, bench.contract)
+        check_rollouts(requests, rollouts, rollouts[0].version, shared.contract.digest())
+        check_contracts(engines.proof(), config.cases, shared.contract)
         group.close()
     return rollouts
 
 
 def score_rollouts(
-    bench: Bench, name: str, config: RunConfig, requests: Sequence[GenerateRequest]
+    shared: Shared, name: str, config: RunConfig, requests: Sequence[GenerateRequest]
 ) -> tuple[Scores, list[Rollout]]:
     began = time.monotonic()
-    rollouts = generate(bench, name, config, requests)
+    rollouts = generate(shared, name, config, requests)
     return of_rollouts(rollouts, config.rollout_engines * config.rollout_tp, time.monotonic() - began), rollouts
 
 
 class TrainerPool:
     """Processes that serve one trainer layout after the other: only the first one pays for their start."""
 
-    def __init__(self, bench: Bench, ranks: int) -> None:
-        self._bench = bench
-        self._group = Group([f"trainer of {ranks} rank {rank}" for rank in range(ranks)], bench.logs)
+    def __init__(self, shared: Shared, ranks: int) -> None:
+        self._shared = shared
+        self._group = Group([f"trainer of {ranks} rank {rank}" for rank in range(ranks)], shared.logs)
 
     def score(self, config: RunConfig, samples: Sequence[TrainSample], tokens: dict[str, Any], steps: int) -> Scores:
         """Scores the samples, then takes optimiser steps on them. Raises RunFailed."""
         began, group = time.monotonic(), self._group
         with tempfile.TemporaryDirectory(prefix="samebits-") as scratch:
             arguments = [
-                self._bench.parts.trainer_arguments(
-                    config, self._bench.inputs, self._bench.contract, rank, Path(scratch)
+                self._shared.parts.trainer_arguments(
+                    config, self._shared.inputs, self._shared.contract, rank, Path(scratch)
                 )
                 for rank in range(config.trainer_ranks)
             ]
-            group.gather("start", group.start(self._bench.parts.trainer, arguments), config.start_timeout)
+            group.gather("start", group.start(self._shared.parts.trainer, arguments), config.start_timeout)
             trainer = TrainerGroup(group, config.step_timeout)
             scored = group.everyone("score", list(samples), timeout=config.step_timeout)
             bits = merge_ranks(scored, samples)
             taken = [_step(trainer, number, samples, Path(scratch)) for number in range(1, steps + 1)]
-            check_contracts(trainer.proof(), config.cases, self._bench.contract)
+            check_contracts(trainer.proof(), config.cases, self._shared.contract)
             group.everyone("close", timeout=config.step_timeout)
         seconds = time.monotonic() - began
         return Scores(tokens=tokens, bits=bits, processes=config.trainer_ranks, seconds=seconds, steps=taken)

@@ -49,7 +49,7 @@ def _strided(how: Launch, bf16: bool, targets: str) -> Entry:
     constants |= {"BLOCK_M": how.block_m, "BLOCK_N": how.block_n}
     if how.kernel == "fma":
         return "fma", kernels.matmul_fma, types, constants, _options(how, targets)
-    constants |= {"BLOCK_K": how.block_k, "SWAPPED": how.swapped, "EVEN_M": False, "EVEN_N": True, "EVEN_K": True}
+    constants |= {"BLOCK_K": how.block_k, "SWAPPED": how.swapped, "EVEN": True}
     return how.name, kernels.matmul_any, types, constants, _options(how, targets)
 
 

@@ -21,8 +21,8 @@ SAMPLE_SUPPORT = Boundary(
     ),
     rounding=(
         "z as in logprob; F = floor(top_p 2^64) for top_p as fp32. Over the support: the draw is that of sample "
-        "with the kept ids as the row; log-probability and gradients are those of logprob with the kept columns "
-        "as the row (weight gradients token by token, as there), and all other columns get no gradient"
+        "with the kept ids as the row; log-probability and gradients are those of logprob and logprob_backward with "
+        "the kept columns as the row, and all other columns get no gradient"
     ),
     primitives="terms as in logprob; comparisons, integer sums and products",
     constants={"window_bits": WINDOW_BITS, "windows": WINDOWS, "mass_bits": MASS_BITS},
