@@ -13,10 +13,10 @@ import torch
 from samebits.bits import assert_same
 from samebits.cli.wiring import build_engine
 from samebits.contract import run_contract
+from samebits.contract.boundaries import BOUNDARIES
 from samebits.into_megatron.config import TrainerConfig
 from samebits.into_vllm.config import EngineConfig
 from samebits.linear_logp.provider import CONTRACT_ID
-from samebits.ops.boundaries import BOUNDARIES
 from samebits.rl.processes import Host
 from samebits.testing.ranks import Rank, run_ranks
 from samebits.testing.tiny_models import write_tiny_model
