@@ -29,7 +29,7 @@ SAMPLE_SUPPORT = Boundary(
         "the kept columns as the row, and all other columns get no gradient"
     ),
     primitives="terms as in logprob; comparisons, integer sums and products",
-    specials="a row with NaN or +inf, or with nothing finite, has no distribution: the call is refused. A -inf is in no "
-    "support; what is not in its row's support has log-probability -inf",
+    specials="a row with NaN or +inf, or with nothing finite, has no distribution: the call is refused. A -inf is in "
+    "no support; what is not in its row's support has log-probability -inf",
     constants={"window_bits": WINDOW_BITS, "windows": WINDOWS, "mass_bits": MASS_BITS},
 )
