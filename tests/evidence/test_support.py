@@ -13,6 +13,7 @@ from samebits.evidence.record import Recorder
 from samebits.evidence.sidecar import StepSample, read_step
 from samebits.evidence.verdict import Verdict
 from samebits.evidence.verify import describe, verify
+from samebits.testing import runs
 from samebits.testing.runs import write_run
 from samebits.timeline.types import Support
 
@@ -104,8 +105,8 @@ def test_a_run_whose_supports_do_not_fit_cannot_tell(
     tamper, message = TAMPERED[name]
     compared = Recorder.compared
 
-    def tampered(self: Recorder, step: int, version: int, samples: Sequence[StepSample]) -> Any:
-        return compared(self, step, version, tamper(samples))
+    def tampered(self: Recorder, step: int, version: int, samples: Sequence[StepSample], *rest: Any) -> Any:
+        return compared(self, step, version, tamper(samples), *rest)
 
     monkeypatch.setattr(Recorder, "compared", tampered)
     write_run(tmp_path / "run", top_k=3)
@@ -115,14 +116,7 @@ def test_a_run_whose_supports_do_not_fit_cannot_tell(
 
 
 def test_supports_that_no_setting_explains_are_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("samebits.testing.runs._manifest", _without_limits)
+    made = runs._manifest
+    monkeypatch.setattr(runs, "_manifest", lambda case, steps, top_k: made(case, steps, 0))
     write_run(tmp_path / "run", top_k=3)
     assert "supports are recorded, though the settings limit nothing" in verify(tmp_path / "run").problems[0]
-
-
-def _without_limits(case: str, steps: int, top_k: int) -> dict[str, Any]:
-    import samebits.testing.runs as runs
-
-    made = {"case": case, "num_rollout": steps, "global_batch_size": 6, "rollout_engines": 1, "rollout_tp": 1}
-    contract = {"digest": runs.CONTRACT.digest(), "content": runs.CONTRACT.as_data()}
-    return {"schema": runs.MANIFEST_SCHEMA, "config": made, "contract": contract}
