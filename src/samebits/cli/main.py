@@ -207,12 +207,16 @@ def locate(
 
 
 @app.command()
-def report(run: Annotated[Path, typer.Argument(help="A run directory.")]) -> None:
-    """Render report.html of a run again, sealed or not."""
-    from samebits.report import write_report
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="A run, an ablation, or several runs to compare.")],
+    out: Annotated[Path, typer.Option(help="Where a comparison of several runs goes.")] = Path("comparison.html"),
+    terminal: Annotated[bool, typer.Option("--terminal", help="As text, here.")] = False,
+) -> None:
+    """Render the page of a run, sealed or not, of an ablation, or one that compares several runs."""
+    from samebits.cli.report import report_command
 
     try:
-        typer.echo(str(write_report(run)))
+        report_command(runs, out, terminal)
     except (OSError, ValueError) as error:
         raise typer.Exit(_complain(error)) from error
 
