@@ -80,8 +80,8 @@ def decode(batch: int, context: int, peer: str) -> dict[str, object]:
     times = in_turn(functions, calls=1 if large else 5, repeats=7 if large else 11)
     bytes_read = 2 * batch * context * KV_HEADS * DIM * 2
     return record(
-        "decode", f"batch {batch}, context {context}", peer, times["ours"], times["theirs"], batch=batch, context=context,
-        tb_per_s=bytes_read / times["ours"] / 1e12,
+        "decode", f"batch {batch}, context {context}", peer, times["ours"], times["theirs"], batch=batch,
+        context=context, tb_per_s=bytes_read / times["ours"] / 1e12,
         launch=str(launch.split(batch, KV_HEADS, HEADS // KV_HEADS, -(-context // 512), copies=True)),
     )  # fmt: skip
 

@@ -144,6 +144,7 @@ def main() -> None:
         for what, shape, sides in cases(rows, bool(arguments.vllm)):
             times = in_turn(sides, calls=16 if rows <= 512 else 3, repeats=9)
             records += [record(what, shape, peer, times) for peer in sides if peer != "ours"]
+    save("gpu_elementwise", {"origin": origin(arguments.commit), "records": records})
     records += backward_records(8192)
     save("gpu_elementwise", {"origin": origin(arguments.commit), "records": records})
     for r in records:

@@ -96,7 +96,9 @@ def _verdict(found: Verification) -> str:
         ),
         Verdict.CANNOT_TELL: ("Cannot tell", "unsure", "; ".join(found.problems)),
     }[found.verdict]
-    return f'<section class="verdict {kind}"><strong>{title}</strong><p>{escape(text)}</p></section>'
+    lines = [text, f"Sampling: {found.sampling}."] if found.sampling else [text]
+    body = "".join(f"<p>{escape(line)}</p>" for line in lines)
+    return f'<section class="verdict {kind}"><strong>{title}</strong>{body}</section>'
 
 
 def _tiles(totals: Mapping[str, Any], warm: Speed | None) -> str:
