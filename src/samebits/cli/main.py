@@ -59,6 +59,9 @@ def run(
     clip_ratio: Annotated[Real, typer.Option(help="PPO clip.")] = None,
     clip_grad: Annotated[Real, typer.Option(help="Largest gradient norm.")] = None,
     temperature: Annotated[Real, typer.Option(help="Sampling temperature.")] = None,
+    top_k: Annotated[Whole, typer.Option(help="Draw from so many likeliest tokens; 0: all.")] = None,
+    top_p: Annotated[Real, typer.Option(help="Draw from the likeliest tokens with this mass.")] = None,
+    min_p: Annotated[Real, typer.Option(help="Leave out tokens below this part of the likeliest.")] = None,
     seed: Annotated[Whole, typer.Option(help="Order of the problems.")] = None,
     rollout_seed: Annotated[Whole, typer.Option(help="Random draws of the rollout.")] = None,
     eval_interval: Annotated[Whole, typer.Option(help="Steps between evaluations; 0: none.")] = None,
@@ -219,11 +222,17 @@ def report(
 
 
 @app.command()
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
-    """What is installed here and what it promises. Exit code 2 when a part is missing."""
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    seconds: Annotated[float, typer.Option(help="For the self-check of bits; 0: none.")] = 10.0,
+) -> None:
+    """What is installed here, what it promises, and whether its bits are right: for a bug report.
+
+    Exit code 2 when a part is missing, an engine is not served, or the self-check finds a wrong bit.
+    """
     from samebits.cli.doctor import doctor_command
 
-    raise typer.Exit(doctor_command(as_json))
+    raise typer.Exit(doctor_command(as_json, seconds))
 
 
 @contract_app.command("show")

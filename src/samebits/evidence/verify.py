@@ -28,25 +28,33 @@ from samebits.evidence.store import (
     SEAL_SCHEMA,
     SUMMARY,
     TIMELINE,
+    WATCHED,
     sealed_files,
     sha256_file,
 )
 from samebits.evidence.summary import summarise
+from samebits.evidence.support import Limits
 from samebits.evidence.verdict import Verdict
 from samebits.timeline.events import Compared, Event, Measured, RunStarted, Sampled, parse_json
 from samebits.timeline.ledger import read
 from samebits.timeline.rules import check
 
-MAX_JSON = 64 << 20
+# More than any honest record needs, and little enough to be read.
+MAX_JSON = 16 << 20
+MAX_FILE = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """The verdict, the faults found (empty unless "cannot tell"), and the totals recomputed so far."""
+    """The verdict, the faults found (empty unless "cannot tell"), and the totals recomputed so far.
+
+    `sampling` says what limited the draws, and what the recorded supports hold; empty when nothing did.
+    """
 
     verdict: Verdict
     problems: tuple[str, ...] = ()
     totals: Mapping[str, Any] = field(default_factory=dict)
+    sampling: str = ""
 
 
 class _Fault(ValueError):
@@ -59,8 +67,7 @@ def verify(run: Path) -> Verification:
     try:
         if not run.is_dir():
             raise _Fault(f"{run} is not a directory")
-        if not (run / TIMELINE).is_file():
-            raise _Fault(f"{run} holds no run: {TIMELINE} is missing")
+        check_timeline(run)
         timeline = read(run / TIMELINE)
         events = timeline.events
         manifest = _sealed_manifest(run)
@@ -69,10 +76,14 @@ def verify(run: Path) -> Verification:
         if problems:
             raise _Fault(f"{TIMELINE} {problems[0]}")
         _check_declared(manifest, events)
-        clip = _clip_ratio(manifest)
+        _check_unchanged(manifest)
+        clip, limits = _clip_ratio(manifest), Limits.of(manifest["config"])
         for step in _steps(run, events):
             _check_step(step.samples, step.compared, step.lines)
             _check_drift(step, clip)
+            problem = limits.problem(step.samples)
+            if problem:
+                raise _Fault(f"{step.compared.sidecar}: {problem}")
         _check_route_files(run, manifest, events)
         summary = load_object(run, SUMMARY)
         wanted = summarise(events)
@@ -82,13 +93,24 @@ def verify(run: Path) -> Verification:
     except (ValueError, OSError) as fault:
         totals = summarise(events) if events else {}
         return Verification(verdict=Verdict.CANNOT_TELL, problems=(str(fault),), totals=totals)
-    return _conclude(wanted)
+    return _conclude(wanted, limits.describe())
 
 
-def _conclude(totals: Mapping[str, Any]) -> Verification:
+def check_timeline(run: Path) -> None:
+    """Raises ValueError when a directory holds no timeline, or one that should not be read: a link, or too large."""
+    path = run / TIMELINE
+    if not path.is_file():
+        raise _Fault(f"{run} holds no run: {TIMELINE} is missing")
+    if path.is_symlink():
+        raise _Fault(f"{TIMELINE} is a symbolic link")
+    if path.stat().st_size > MAX_FILE:
+        raise _Fault(f"{TIMELINE} is larger than {MAX_FILE} bytes")
+
+
+def _conclude(totals: Mapping[str, Any], sampling: str) -> Verification:
     verdict = Verdict(totals["verdict"])
     problems = () if verdict is not Verdict.CANNOT_TELL else ("nothing comparable: no token, or no finite value",)
-    return Verification(verdict=verdict, problems=problems, totals=totals)
+    return Verification(verdict=verdict, problems=problems, totals=totals, sampling=sampling)
 
 
 def load_object(run: Path, name: str) -> dict[str, Any]:
@@ -136,6 +158,8 @@ def _check_files(run: Path, manifest: Mapping[str, Any]) -> None:
             raise _Fault(f"{name} is a symbolic link")
         if not path.is_file():
             raise _Fault(f"{name} is missing")
+        if size > MAX_FILE:
+            raise _Fault(f"{name} is larger than {MAX_FILE} bytes")
         if path.stat().st_size != size or sha256_file(path) != digest:
             raise _Fault(f"{name} was changed after it was sealed")
     strangers = sorted(set(sealed_files(run)) - listed)
@@ -178,6 +202,16 @@ def _check_declared(manifest: Mapping[str, Any], events: tuple[Event, ...]) -> N
     ):
         if config.get(key) != value:
             raise _Fault(f"{MANIFEST}: config.{key} is {config.get(key)!r}, the timeline says {value}")
+
+
+def _check_unchanged(manifest: Mapping[str, Any]) -> None:
+    """What the run read and ran on was the same at its end as at its start."""
+    after = manifest.get("after")
+    if not isinstance(after, dict):
+        raise _Fault(f"{MANIFEST}: after is missing: nothing shows that the inputs did not change during the run")
+    for name in WATCHED:
+        if name not in manifest or manifest[name] != after.get(name):
+            raise _Fault(f"{MANIFEST}: {name} changed during the run, or was not recorded at both ends")
 
 
 def _started(events: tuple[Event, ...]) -> RunStarted:
@@ -281,6 +315,7 @@ def describe(verification: Verification) -> str:
     lines += [f"problem: {problem}" for problem in verification.problems]
     names = ("case", "steps", "compared_tokens", "mismatch_count", "max_abs_diff", "mean_abs_diff", "worst")
     lines += [f"{name}: {totals[name]}" for name in names if totals.get(name) is not None]
+    lines += [f"sampling: {verification.sampling}"] if verification.sampling else []
     return "\n".join(lines)
 
 
@@ -291,6 +326,7 @@ def to_json(verification: Verification) -> str:
             "verdict": verification.verdict.value,
             "problems": list(verification.problems),
             "totals": dict(verification.totals),
+            "sampling": verification.sampling,
         },
         allow_nan=False,
     )

@@ -134,6 +134,7 @@ class ScoringModel(GPTModel):
         flat = hidden.reshape(-1, hidden.shape[-1])
         targets, keys = (torch.full((flat.shape[0],), -1) for _ in range(2))
         targets[batch.rows], keys[batch.rows] = batch.targets, batch.slots
+        counts, ids = _by_row(batch, flat.shape[0])
         partition = vocab_partition(
             weight.shape[0], self.tp_group, self.shape.vocab, self.shape.padded_vocab(self.tp_group.size())
         )
@@ -143,10 +144,18 @@ class ScoringModel(GPTModel):
             tensor_parallel_group=self.tp_group,
             token_layout=self.layout,
             context=LinearLogpContext(flat, LinearProjection(weight), partition),
-            temperature=self.temperature,
+            temperature=self._temperatures(batch, flat.shape[0]),
             active=keys >= 0,
             row_keys=keys,
+            kept_ids=ids,
+            kept_counts=counts,
         )
+
+    def _temperatures(self, batch: MicroBatch, rows: int) -> float | Tensor:
+        """The one temperature, or fp32 [rows] with 1 on rows that nobody scores."""
+        if batch.temperature is None:
+            return self.temperature
+        return torch.ones(rows).index_copy(0, batch.rows, batch.temperature)
 
     def _native_rows(
         self, asked: LinearLogpRequest, hidden: Tensor, weight: Tensor, batch: MicroBatch
@@ -158,8 +167,9 @@ class ScoringModel(GPTModel):
     def _score_native(self, hidden: Tensor, weight: Tensor, batch: MicroBatch) -> Tensor:
         """Megatron's output layer and cross entropy: all rows are scored, and those of active tokens are kept."""
         logits = self.output_layer(hidden, weight=weight)[0].float()
-        if self.temperature != 1.0:
-            logits = logits / self.temperature
+        if batch.temperature is not None or self.temperature != 1.0:
+            each = self._temperatures(batch, logits.shape[0] * logits.shape[1])
+            logits = logits / (each.view(*logits.shape[:2], 1) if isinstance(each, Tensor) else each)
         padding = self._padding_columns(weight.shape[0])
         if padding:
             logits = torch.cat(
@@ -174,6 +184,14 @@ class ScoringModel(GPTModel):
         """How many of this rank's last vocabulary columns belong to no token."""
         end = (self.tp_group.rank() + 1) * columns
         return min(columns, max(0, end - self.shape.vocab))
+
+
+def _by_row(batch: MicroBatch, rows: int) -> tuple[Tensor | None, Tensor | None]:
+    """How many ids each of `rows` rows keeps (0: all), and these ids, row after row."""
+    if batch.kept is None:
+        return None, None
+    counts = torch.zeros(rows, dtype=torch.int64).index_copy(0, batch.rows, batch.kept.counts)
+    return counts, batch.kept.select(batch.rows.argsort()).ids
 
 
 def count_calls(model: ScoringModel, calls: CallCounts) -> None:
