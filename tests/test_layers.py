@@ -123,7 +123,7 @@ def test_only_one_file_reads_the_environment() -> None:
 WITHOUT_CPU_KERNELS = """
 import importlib, sys
 sys.modules["samebits._cpu"] = None
-for name in ("collectives", "linear_logp.provider", "into_vllm.worker", "into_vllm.gpu_attention", "into_vllm.sampling"):
+for name in ("collectives", "linear_logp.provider", "into_vllm.worker", "into_vllm.gpu_attention"):
     importlib.import_module(f"samebits.{name}")
 """
 
