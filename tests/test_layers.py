@@ -44,7 +44,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": {"ops", "_cpu"},
     "cli": {
         "contract", "timeline", "bits", "evidence", "env", "ops", "rl", "report", "bench",
-        "into_vllm", "into_megatron", "linear_logp", "ablate", "locate", "matrix", "presets", "_cpu",
+        "into_vllm", "into_megatron", "linear_logp", "ablate", "locate", "matrix", "presets", "testing",
+        "backends", "patching", "_cpu",
     },
 }  # fmt: skip
 
