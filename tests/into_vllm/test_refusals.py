@@ -13,9 +13,9 @@ from models import QWEN3, make_model, make_requests
 
 from samebits.into_vllm.config import EngineConfig, RolloutCase, Route
 from samebits.into_vllm.engine import EngineRefused
+from samebits.into_vllm.patches import SAMPLER
 from samebits.into_vllm.places import NotCovered, places_of
 from samebits.into_vllm.plan import RoutePlan
-from samebits.into_vllm.patches import SAMPLER
 from samebits.into_vllm.proof import ProofMissing, check_proofs
 from samebits.rl.processes import Host
 
