@@ -68,6 +68,7 @@ def run(
     train_pp: Annotated[Whole, typer.Option(help="Trainer's pipeline stages.")] = None,
     train_vpp: Annotated[Whole, typer.Option(help="Interleaved chunks per stage.")] = None,
     train_dp: Annotated[Whole, typer.Option(help="Trainer's data parallelism.")] = None,
+    train_recompute: Annotated[Switch, typer.Option(help="Recompute layers for their gradients.")] = None,
     train_vocab_multiple: Annotated[Whole, typer.Option(help="Pads a rank's vocabulary.")] = None,
     gradient_segments: Annotated[Whole, typer.Option(help="Runs of samples, gradients summed apart.")] = None,
     rollout_engines: Annotated[Whole, typer.Option(help="vLLM engines.")] = None,

@@ -91,6 +91,7 @@ def trainer_arguments(
         pp=config.train_pp,
         vpp=config.train_vpp,
         dp=config.train_dp,
+        recompute=config.train_recompute,
         vocab_multiple=config.train_vocab_multiple,
         gradient_segments=config.gradient_segments,
         max_tp=config.segments,

@@ -103,6 +103,9 @@ def transformer_config(shape: ModelShape, config: TrainerConfig) -> TransformerC
         overlap_p2p_comm=interleaved,
         batch_p2p_comm=not interleaved,
         batch_p2p_sync=False,
+        recompute_granularity="full" if config.recompute else None,
+        recompute_method="uniform" if config.recompute else None,
+        recompute_num_layers=1 if config.recompute else None,
         # Gradients of data- and context-parallel ranks are summed, not averaged: the loss divides by all tokens.
         calculate_per_token_loss=True,
         gradient_accumulation_fusion=False,

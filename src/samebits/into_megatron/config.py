@@ -53,6 +53,7 @@ class TrainerConfig:
     The layout: `tp` tensor-, `cp` context-, `dp` data- and `pp` pipeline-parallel ranks, `vpp` model chunks on each
     pipeline rank (interleaved when more than one). `cp_layout` says how context-parallel ranks share packed samples:
     "zigzag" cuts each sample, "allgather" the packed rows. A rank's vocabulary is a multiple of `vocab_multiple` rows.
+    With `recompute` a layer keeps its input only, and runs again in the backward pass.
     The batch is cut into `gradient_segments` runs of samples (0: one for each data-parallel rank).
     """
 
@@ -66,6 +67,7 @@ class TrainerConfig:
     pp: int = 1
     vpp: int = 1
     dp: int = 1
+    recompute: bool = False
     vocab_multiple: int = 1
     gradient_segments: int = 0
     max_tp: int = 1

@@ -67,6 +67,7 @@ class RunConfig(BaseModel):
     train_pp: int = Field(1, ge=1, description="pipeline stages of the trainer")
     train_vpp: int = Field(1, ge=1, description="model chunks per pipeline stage, interleaved when more than one")
     train_dp: int = Field(1, ge=1, description="data-parallel ranks of the trainer")
+    train_recompute: bool = Field(False, description="layers keep their inputs only and run again for the gradients")
     train_vocab_multiple: int = Field(1, ge=1, description="vocabulary rows of a trainer rank: a multiple of this")
     gradient_segments: int = Field(
         0, ge=0, description="runs of samples whose gradients are summed apart, then along a tree; 0: one per train_dp"
