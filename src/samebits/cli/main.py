@@ -70,6 +70,7 @@ def run(
     train_dp: Annotated[Whole, typer.Option(help="Trainer's data parallelism.")] = None,
     train_recompute: Annotated[Switch, typer.Option(help="Recompute layers for their gradients.")] = None,
     train_vocab_multiple: Annotated[Whole, typer.Option(help="Pads a rank's vocabulary.")] = None,
+    strict_gradients: Annotated[Switch, typer.Option(help="Gradients alike in every layout.")] = None,
     gradient_segments: Annotated[Whole, typer.Option(help="Runs of samples, gradients summed apart.")] = None,
     rollout_engines: Annotated[Whole, typer.Option(help="vLLM engines.")] = None,
     rollout_tp: Annotated[Whole, typer.Option(help="Tensor parallelism of an engine.")] = None,

@@ -93,6 +93,7 @@ def trainer_arguments(
         dp=config.train_dp,
         recompute=config.train_recompute,
         vocab_multiple=config.train_vocab_multiple,
+        strict_gradients=config.strict_gradients,
         gradient_segments=config.gradient_segments,
         max_tp=config.segments,
         contract=contract.digest() if "R" in routes.values() else "",
@@ -113,7 +114,7 @@ def trainer_arguments(
     )
     # Here and not only in the ranks, so that what is not served is refused before anything is written.
     for model in dict.fromkeys((inputs.model, inputs.reference)):
-        plan(trainer.layout, read_shape(model), trainer.max_tp)
+        plan(trainer.layout, read_shape(model), trainer.max_tp, trainer.strict_gradients)
     return trainer, rank
 
 

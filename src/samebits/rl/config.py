@@ -69,8 +69,11 @@ class RunConfig(BaseModel):
     train_dp: int = Field(1, ge=1, description="data-parallel ranks of the trainer")
     train_recompute: bool = Field(False, description="layers keep their inputs only and run again for the gradients")
     train_vocab_multiple: int = Field(1, ge=1, description="vocabulary rows of a trainer rank: a multiple of this")
+    strict_gradients: bool = Field(False, description="gradients and weights are the same bits in every train layout")
     gradient_segments: int = Field(
-        0, ge=0, description="runs of samples whose gradients are summed apart, then along a tree; 0: one per train_dp"
+        0,
+        ge=0,
+        description="runs of samples, gradients summed apart, then along a tree; 0: one per train_dp, 8 if strict",
     )
     rollout_engines: int = Field(1, ge=1, description="vLLM engines")
     rollout_tp: int = Field(1, ge=1, description="tensor-parallel workers of each engine")
