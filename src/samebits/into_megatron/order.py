@@ -185,11 +185,11 @@ class _Norm(torch.autograd.Function):
             dx = _norm_gradients(dy, x, weight, ctx.eps, buffer)
             return dx, deliver_weight_gradient(weight, buffer), None, None, None, None
         dx = _norm_gradients(dy, x, weight, ctx.eps, torch.zeros_like(buffer))
-        everyones = [_every_row(t, ctx) for t in (dy, x)]
+        dy, x = _every_row(dy, ctx), _every_row(x, ctx)
         # Where ranks hold parts, one of them adds up all: Megatron then sums the others' zeros.
         first = ctx.rows.cp.rank() == 0 and (ctx.tp.rank() == 0 or not (ctx.split_rows or ctx.sharers))
         if first and ctx.needs_input_grad[1]:
-            _norm_gradients(*everyones, weight, ctx.eps, buffer)
+            _norm_gradients(dy, x, weight, ctx.eps, buffer)
         return dx, deliver_weight_gradient(weight, buffer), None, None, None, None
 
 
@@ -261,13 +261,15 @@ class _Attention(torch.autograd.Function):
         mine = rows.share(groups) if shared else slice(0, groups)
         each = query.shape[1] // groups
         queries = slice(mine.start * each, mine.stop * each)
-        parts = [rows.everyones(query)[:, queries], key[:, mine], value[:, mine]]
-        leaves = [part.contiguous().requires_grad_() for part in parts]
+        q, k, v = (
+            part.contiguous().requires_grad_()
+            for part in (rows.everyones(query)[:, queries], key[:, mine], value[:, mine])
+        )
         with torch.enable_grad():
-            out = attention(*leaves, ctx.packing.keys, ctx.scale)
-        gradients = torch.autograd.grad(out, leaves, rows.everyones(dout)[:, queries].contiguous())
+            out = attention(q, k, v, ctx.packing.keys, ctx.scale)
+        gradients = torch.autograd.grad(out, (q, k, v), rows.everyones(dout)[:, queries].contiguous())
         if shared:
-            gradients = [torch.cat(list(gather_states(g, rows.cp)), dim=1) for g in gradients]
+            gradients = tuple(torch.cat(list(gather_states(g, rows.cp)), dim=1) for g in gradients)
         return *(rows.own(g) for g in gradients), None, None, None
 
 
