@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BUILT := $(VENV)/.built
+AUDIT := build/audit
 NATIVE := $(wildcard src/samebits/csrc/* src/samebits/csrc/kernels/*) CMakeLists.txt pyproject.toml
 
-.PHONY: demo ablate test lint types unit conformance sabotage env build clean
+.PHONY: demo ablate test lint types unit conformance sabotage env build clean audit matrix matrix-full
 
 ## demo: install what is missing, run the default job, print where the report is
 demo: env
@@ -17,8 +18,8 @@ demo: env
 ablate: env
 	$(BIN)/samebits ablate --run-dir runs/ablate --num-rollout 8
 
-## test: lint, types and every test
-test: env lint types unit
+## test: lint, types, every test, and the audit of the GPU kernels
+test: env lint types unit audit
 
 lint: env
 	$(BIN)/ruff check .
@@ -30,14 +31,32 @@ types: env
 unit: env
 	$(BIN)/python -m pytest
 
-## conformance: the cases of every operator, and the primitives over all 2^32 inputs
+## conformance: the cases of every operator, long ones too, and the primitives over all 2^32 inputs
 conformance: env
-	$(BIN)/python -m pytest tests/ops/test_conformance.py
+	$(BIN)/python -m samebits.testing.conformance --long
 	$(BIN)/python -m samebits.testing.sweep
 
 ## sabotage: build every kernel wrongly, one fault at a time, and see each one caught
 sabotage: env
 	$(BIN)/python -m samebits.testing.sabotage
+
+## audit: compile every Triton kernel for sm_90, gfx942 and gfx950, without a GPU, and check the generated code
+audit: env $(AUDIT)/.ready
+	PYTHONPATH=$(AUDIT)/site $(BIN)/python -m pytest -q tests/audit
+	PYTHONPATH=$(AUDIT)/site $(BIN)/python -m samebits.testing.audit --json $(AUDIT)/audit.json
+
+$(AUDIT)/.ready: requirements/audit.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(AUDIT)/site -r requirements/audit.txt
+	touch $@
+
+## matrix: all pairs of the most important trainer and rollout layouts, in minutes
+matrix: env
+	$(BIN)/samebits run --matrix recipes/topology.toml --matrix-dir runs/matrix
+
+## matrix-full: all layouts, then whole runs in the reference workload's own layout
+matrix-full: env
+	$(BIN)/samebits run --matrix recipes/topology-full.toml --matrix-dir runs/matrix-full
+	$(BIN)/samebits run --matrix recipes/topology-reference.toml --matrix-dir runs/matrix-reference
 
 env: $(READY) $(BUILT)
 

@@ -1,157 +1,106 @@
-"""One training job in many trainer layouts: do the final weights have the same bits, and what does that cost?
+"""What the order of additions costs: strict against native collectives, and a training step by layout.
 
-    .venv/bin/python benchmarks/layouts.py --steps 20
+    .venv/bin/python benchmarks/layouts.py                      # all of it, under 4 minutes on 2 quiet cores
+    .venv/bin/python benchmarks/layouts.py --sizes 4 --ranks 2 --calls 20 --layouts tp1 --steps 3 --out trial.json
 
-trains the default preset's model on fixed samples, each layout with and without --strict-gradients, and writes
-benchmarks/results/layouts.json and the table in docs/megatron.md. `--only NAME` runs one layout and keeps the others.
+writes benchmarks/results/layouts.json. Arms are interleaved call by call; times are medians over calls of the slowest
+rank's median. Ranks are processes of one machine, so more ranks than cores measure scheduling too.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
-import time
+import subprocess
+import sys
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
 
-import torch
-from results import ROOT, provenance, save
-from torch import Tensor
+import collective_calls
+from collective_calls import ARMS
+from results import provenance, save
 
-from samebits.contract import digest_of
-from samebits.into_megatron.config import TrainerConfig
-from samebits.testing.ranks import Rank, run_ranks
-from samebits.timeline.types import SampleKey, TrainSample
+from samebits.testing.ranks import run_ranks
 
-MODEL = ROOT / "src/samebits/presets/arithmetic/model"
-PAGE = ROOT / "docs/megatron.md"
-BEGIN, END = "<!-- layouts: begin -->", "<!-- layouts: end -->"
-MAX_TP = 4
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "one rank": {},
-    "small micro-batches": {"max_tokens_per_gpu": 300},
-    "tp 2": {"tp": 2},
-    "tp 4": {"tp": 4},
-    "tp 4, sequence parallel": {"tp": 4, "sequence_parallel": True},
-    "cp 2": {"cp": 2},
-    "cp 4": {"cp": 4},
-    "cp 2, allgather": {"cp": 2, "cp_layout": "allgather"},
-    "pp 2": {"pp": 2},
-    "pp 2, vpp 2": {"pp": 2, "vpp": 2},
-    "dp 2": {"dp": 2},
-    "dp 4": {"dp": 4},
-    "tp 2, cp 2": {"tp": 2, "cp": 2},
-    "pp 2, dp 2": {"pp": 2, "dp": 2},
-    "tp 2, sequence parallel, cp 2, pp 2": {"tp": 2, "sequence_parallel": True, "cp": 2, "pp": 2},
+WARM_UP = 2
+# settings of whole jobs: strict, and the frameworks' own code where it has the layout
+LAYOUTS: dict[str, tuple[str, ...]] = {
+    "tp1": (),
+    "tp1 native": ("--case", "P/P"),
+    "tp2": ("--train-tp", "2", "--rollout-tp", "2"),
+    "tp2 native": ("--case", "P/P", "--train-tp", "2", "--rollout-tp", "2"),
+    "cp2, one engine": ("--train-cp", "2"),
+    "dp2, two engines": ("--train-dp", "2", "--rollout-engines", "2"),
 }
 
 
-def samples() -> list[TrainSample]:
-    """32 samples of 20 to 110 tokens; the trainer's own first scores become the rollout's log-probabilities."""
-    draw, made = random.Random(3), []
-    for index in range(32):
-        prompt, response = draw.randint(10, 30), draw.randint(10, 80)
-        ids = tuple(draw.randrange(4, 512) for _ in range(prompt + response))
-        made.append(TrainSample(SampleKey(0, index // 8, index % 8), ids, prompt, draw.uniform(-1, 1), (0,) * response))
-    return made
-
-
-def train(me: Rank, settings: str, steps: str, directory: str) -> dict[str, Tensor]:
-    """One rank: the digest of the weights after the last step (rank 0), gradient norms, and CPU seconds per step."""
-    from dataclasses import replace
-
-    from samebits.into_megatron.trainer import TrainerRank
-
-    config = TrainerConfig(
-        model=str(MODEL),
-        reference=str(MODEL),
-        kl_coef=0.001,
-        lr=1e-4,
-        max_tp=MAX_TP,
-        rendezvous=f"{directory}/trainer" if me.world > 1 else "",
-        **json.loads(settings),
-    )
-    trainer = TrainerRank(config, me.rank)
-    scores = trainer.score(samples())
-    batch = [replace(sample, rollout_logp_bits=scores[sample.key]) for sample in samples()]
-    norms, seconds = [], []
-    for step in range(int(steps)):
-        started = time.process_time()
-        norms.append(trainer.train_step(step, batch).grad_norm)
-        seconds.append(time.process_time() - started)
-    found = trainer.export(f"{directory}/weights")
-    trainer.close()
-    digest = torch.tensor(list(digest_of(found).encode()), dtype=torch.uint8)
-    return {"digest": digest, "norms": torch.tensor(norms).double(), "seconds": torch.tensor(seconds[1:])}
-
-
-def run(layout: dict[str, Any], strict: bool, steps: int) -> dict[str, Any]:
-    settings = {"max_tokens_per_gpu": 1024, "strict_gradients": strict, **layout}
-    world = 1
-    for name in ("tp", "cp", "pp", "dp"):
-        world *= layout.get(name, 1)
+def measure_collectives(ranks: int, sizes: list[int], calls: int) -> list[dict[str, object]]:
+    """One row per operation and size: microseconds of each arm."""
     with TemporaryDirectory() as folder:
-        ranks = run_ranks(__file__, "train", world, Path(folder), json.dumps(settings), str(steps), folder)
-    return {
-        "weights": bytes(ranks[0]["digest"].tolist()).decode(),
-        "norms": [norm.hex() for norm in ranks[0]["norms"].tolist()],
-        "cpu_seconds": float(sum(rank["seconds"].median() for rank in ranks)),
-        "ranks": world,
-    }
+        answers = run_ranks(collective_calls.__file__, "program", ranks, Path(folder), json.dumps(sizes), str(calls))
+    rows: list[dict[str, object]] = []
+    for key in answers[0]:
+        name, kib = key.rsplit(" ", 1)
+        times = [max(median(answer[key][arm].tolist()) for answer in answers) for arm in range(len(ARMS))]
+        row = {"operation": name, "ranks": ranks, "kib": int(kib), **dict(zip(ARMS, times, strict=True))}
+        rows.append(row)
+        print(f"{name:15} {ranks} ranks {kib:>6} KiB  " + "  ".join(f"{t:9.0f} us" for t in times), flush=True)
+    return rows
 
 
-def table(record: dict[str, Any]) -> str:
-    """The record as Markdown."""
-    layouts = record["layouts"]
-    single = layouts["one rank"]
-    lines = [
-        f"SHA-256 over the weights after {record['steps']} steps (first 12 digits). Cost: CPU seconds of a step, all",
-        "ranks together, as a multiple of those without `--strict-gradients`, on a machine that had other work.",
-        f"`benchmarks/layouts.py --steps {record['steps']}`, record in `benchmarks/results/layouts.json`:",
-        "",
-        "| layout | ranks | strict | default | norms of all steps as on one rank | cost of strict |",
-        "| --- | ---: | --- | --- | --- | ---: |",
-    ]
-    for name, found in layouts.items():
-        strict, default = found["strict"], found["default"]
-        same = ["same" if found[k]["norms"] == single[k]["norms"] else "other" for k in ("strict", "default")]
-        cost = strict["cpu_seconds"] / default["cpu_seconds"]
-        lines.append(
-            f"| {name} | {strict['ranks']} | `{strict['weights'][:12]}` | `{default['weights'][:12]}` "
-            f"| strict: {same[0]}, default: {same[1]} | {cost:.2f} |"
-        )
-    return "\n".join(lines)
+def step_times(layout: str, steps: int, directory: Path) -> list[float]:
+    """Seconds of each training step of one job after the warm-up."""
+    command = [
+        sys.executable, "-m", "samebits.cli.main", "run", *LAYOUTS[layout], "--run-dir", str(directory),
+        "--num-rollout", str(steps + WARM_UP), "--eval-interval", "0",
+    ]  # fmt: skip
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    events = [json.loads(line) for line in (directory / "timeline.jsonl").read_text().splitlines()]
+    seconds = [sum(event["seconds"].values()) for event in events if event["kind"] == "timed"]
+    return seconds[WARM_UP:]
 
 
-def write_page(record: dict[str, Any]) -> None:
-    """Put the table into its place in the documentation."""
-    before, rest = PAGE.read_text().split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{table(record)}\n{END}{rest.split(END)[1]}")
+def measure_steps(layouts: list[str], steps: int, repeats: int) -> list[dict[str, object]]:
+    """One row per layout: seconds per step, over interleaved repeats."""
+    taken: dict[str, list[float]] = {layout: [] for layout in layouts}
+    with TemporaryDirectory() as folder:
+        for repeat in range(repeats):
+            for number, layout in enumerate(layouts):
+                taken[layout] += step_times(layout, steps, Path(folder) / f"{repeat}-{number}")
+    rows: list[dict[str, object]] = []
+    for layout, seconds in taken.items():
+        row = {"layout": layout, "settings": list(LAYOUTS[layout]), "seconds_per_step": median(seconds), "all": seconds}
+        rows.append(row)
+        print(f"{layout:20} {median(seconds):.3f} s a step", flush=True)
+    return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--only", choices=LAYOUTS, action="append")
-    arguments = parser.parse_args()
-    target = ROOT / "benchmarks/results/layouts.json"
-    old = json.loads(target.read_text()) if target.is_file() and arguments.only else {"layouts": {}}
-    found = old["layouts"]
-    for name in arguments.only or LAYOUTS:
-        kinds = {"strict": True, "default": False}
-        found[name] = {kind: run(LAYOUTS[name], strict, arguments.steps) for kind, strict in kinds.items()}
-        record = {
-            "what": "final weights by trainer layout",
-            **provenance(),
-            "steps": arguments.steps,
-            "layouts": {key: found[key] for key in LAYOUTS if key in found},
-        }
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--sizes", type=int, nargs="+", default=[4, 64, 1024, 8192], help="KiB per rank")
+    arguments.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    arguments.add_argument("--calls", type=int, default=100)
+    arguments.add_argument("--layouts", nargs="*", default=list(LAYOUTS), choices=list(LAYOUTS))
+    arguments.add_argument("--steps", type=int, default=5)
+    arguments.add_argument("--repeats", type=int, default=1)
+    arguments.add_argument("--out", type=Path, help="a JSON file, instead of the record in benchmarks/results")
+    given = arguments.parse_args()
+    record = {
+        "what": "collectives: microseconds per call, strict (the contract's tree, fp32) and native (torch.distributed "
+        "over gloo), fp32; steps: seconds per training step of whole jobs by layout",
+        "command": " ".join(["python", "benchmarks/layouts.py", *sys.argv[1:]]),
+        **provenance(),
+        "arms": list(ARMS),
+        "collectives": [row for ranks in given.ranks for row in measure_collectives(ranks, given.sizes, given.calls)],
+        "steps": measure_steps(given.layouts, given.steps, given.repeats),
+    }
+    if given.out:
+        given.out.write_text(json.dumps(record, indent=1) + "\n")
+    else:
         save("layouts", record)
-        print(name, found[name]["strict"]["weights"][:12], found[name]["default"]["weights"][:12], flush=True)
-    if "one rank" in found:
-        write_page(record)
 
 
 if __name__ == "__main__":

@@ -187,7 +187,7 @@ def test_a_rank_killed_at_any_point_is_named_and_corrupts_nothing(point: str) ->
         assert last.startswith(("RankLost: rank 2 ", "RankFailed: rank "))
         assert "rank 2 (process" in last
         assert "ended before collective round" in last
-        assert outcomes[rank].seconds < 5.0
+        assert outcomes[rank].seconds < 10.0
 
 
 def outcome_of_errors(outcomes: Sequence[Outcome], rank: int) -> list[str]:
@@ -208,7 +208,7 @@ def test_an_error_before_a_collective_is_raised_by_every_rank() -> None:
     for error in outcome_of_errors(outcomes, 3):
         assert error.startswith("RankFailed: rank 3 (process")
         assert error.endswith("failed before collective round 2 (tree sum): ValueError: sample 1/2/3 has no tokens")
-    assert max(o.seconds for o in outcomes) < 5.0
+    assert max(o.seconds for o in outcomes) < 10.0
 
 
 def test_a_late_rank_is_named_and_raises_when_it_comes() -> None:

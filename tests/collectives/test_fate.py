@@ -82,6 +82,34 @@ def test_one_ranks_trouble_is_raised_by_name_on_every_rank(tmp_path: Path, trans
     assert again.startswith("RankFailed: ")
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_trouble_in_one_group_reaches_the_ranks_of_another(tmp_path: Path, transport: str) -> None:
+    def program(rank: int, pids: list[int]) -> str:
+        world = join(rank, 4, tmp_path / "rendezvous")
+        pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        attach(world, transport, timeout=60.0)  # type: ignore[arg-type]
+        attach(pairs[rank // 2], transport, timeout=0.5)  # type: ignore[arg-type]
+
+        def step() -> None:
+            with shared_fate():
+                if rank == 3:
+                    time.sleep(2.0)
+                tree_all_reduce(torch.ones(4), pairs[rank // 2])
+                tree_all_reduce(torch.ones(4), world)
+
+        error = attempt(step)
+        time.sleep(2.0)  # a store lives as long as the processes that use it
+        return error
+
+    outcomes = fork_ranks(4, program)
+    assert [o.error for o in outcomes] == [""] * 4
+    assert outcomes[2].value.startswith("RankLate: rank 3 (process ")
+    for rank in (0, 1):
+        assert outcomes[rank].value.startswith("RankFailed: rank ")
+        assert "RankLate: rank 3 (process " in outcomes[rank].value
+        assert outcomes[rank].seconds < 20.0
+
+
 def test_three_ranks_are_refused_before_anything_is_sent(tmp_path: Path) -> None:
     def program(rank: int, pids: list[int]) -> list[str]:
         group = join(rank, 3, tmp_path / "rendezvous")

@@ -109,7 +109,7 @@ def test_a_process_that_holds_another_contract_is_refused_with_the_field(ranks: 
     check_contracts(records[:1], CASES, agreed())
     with pytest.raises(RunFailed, match=r"^trainer-1 holds run contract (.|\n)*\n  boundaries\.attention\.constants\."):
         check_contracts(records, CASES, agreed())
-    with pytest.raises(RunFailed, match=r"chunk: 512 \| 1024$"):
+    with pytest.raises(RunFailed, match=r"chunk: 512 \| 1024\n"):
         check_contracts(records[1:], CASES, agreed())
 
 

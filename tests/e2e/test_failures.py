@@ -61,7 +61,8 @@ def field(pid: int, index: int) -> str:
     ("host", "who"), [("rollout-engine-0", "rollout engine 0"), ("trainer-rank-0", "trainer rank 0")]
 )
 def test_a_killed_process_is_named(start: Callable, host: str, who: str) -> None:
-    job = start("run", **LONG)
+    # Two workers, which wait for each other in native code, must not outlive their engine.
+    job = start("run", rollout_tp=2, **LONG)
     job.wait_for("timed")
     os.kill(job.hosts(host)[0], signal.SIGKILL)
     assert job.wait() == Verdict.CANNOT_TELL.exit_code

@@ -64,6 +64,17 @@ def test_every_launch_gives_the_bits_of_the_definition(how: Launch) -> None:
             assert_same(product(a, b, how, acc), want, f"{name}, continued")
 
 
+@pytest.mark.parametrize("rows", [1, 5, 17])
+def test_few_rows_of_whole_tiles(rows: int) -> None:
+    for name in DISTRIBUTIONS:
+        a, b, _ = on_card(name, rows, 264, 1024)
+        want = BACKENDS["reference"].forward(a, b, None, 1, torch.float32, arithmetic())
+        assert_same(matmul_f32(a, b), want, name)
+        for how in LAUNCHES:
+            if how.swapped and how.block_m >= rows:
+                assert_same(product(a, b, how), want, f"{name} {how.name}")
+
+
 @pytest.mark.parametrize("how", LAUNCHES, ids=lambda how: how.name)
 def test_factors_stored_the_other_way_round(how: Launch) -> None:
     a, b, _ = on_card("wide_exponents", 264, 280, 200)
@@ -159,6 +170,34 @@ def test_replays_of_a_graph_are_counted() -> None:
     torch.cuda.synchronize()
     assert counters()["linear.forward"] == before + 5
     assert_same(got, want)
+
+
+def test_the_vendor_serves_certified_shapes_only(monkeypatch) -> None:
+    from samebits.ops.linear import vendor
+
+    device = torch.device("cuda", 0)
+    x, weight, _ = on_card("normal", 512, 1024, 1024)
+    y = torch.empty(512, 1024, device="cuda", dtype=torch.bfloat16)
+    want = linear(x, weight)
+    assert not vendor.product(x, weight, y)
+    certificate = vendor.certify(512, 1024, 1024, device)
+    if certificate is not None:
+        assert vendor.product(x, weight, y)
+        assert_same(y, want)
+        assert_same(linear(x, weight), want)
+    assert not vendor.product(x[:100], weight, y[:100])
+    mm = torch.mm
+
+    def split(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+        """As a library that cuts K in two."""
+        half = a.shape[1] // 2
+        total = mm(a[:, :half], b[:half], out_dtype=torch.float32) + mm(a[:, half:], b[half:], out_dtype=torch.float32)
+        return total.bfloat16() if out is None else out.copy_(total)
+
+    monkeypatch.setattr(torch, "mm", split)
+    assert vendor.certify(512, 1024, 1024, device) is None
+    assert not vendor.product(x, weight, y)
+    vendor.revoke()
 
 
 def test_launches_are_a_function_of_the_shape() -> None:

@@ -17,14 +17,14 @@ ROOT = Path(__file__).parents[2]
 def script() -> dict[str, Any]:
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
-        return runpy.run_path(str(ROOT / "benchmarks/layouts.py"))
+        return runpy.run_path(str(ROOT / "benchmarks/layout_weights.py"))
     finally:
         sys.path.remove(str(ROOT / "benchmarks"))
 
 
 @pytest.fixture(scope="module")
 def record() -> dict[str, Any]:
-    return json.loads((ROOT / "benchmarks/results/layouts.json").read_text())
+    return json.loads((ROOT / "benchmarks/results/layout_weights.json").read_text())
 
 
 def test_the_table_is_current(script: dict[str, Any], record: dict[str, Any]) -> None:

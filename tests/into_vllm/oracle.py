@@ -21,29 +21,33 @@ from samebits.ops.swiglu import swiglu
 from samebits.timeline.types import Rollout
 
 
-def response_bits(path: Path, rollouts: Sequence[Rollout], temperatures: Sequence[float], segments: int) -> list:
+def response_bits(
+    path: Path, rollouts: Sequence[Rollout], temperatures: Sequence[float], segments: int, device: str = "cpu"
+) -> list:
     """fp32 bit patterns of the log-probability of every response token, from one packed forward pass."""
     sequences = [[*r.prompt_ids, *r.token_ids] for r in rollouts]
-    logits = packed_logits(path, sequences, segments)
+    logits = packed_logits(path, sequences, segments, device)
     bits, start = [], 0
     for rollout, sequence, temperature in zip(rollouts, sequences, temperatures, strict=True):
         rows = logits[start + len(rollout.prompt_ids) - 1 : start + len(sequence) - 1]
-        scores = logprob(rows, torch.tensor(rollout.token_ids), temperature or 1.0)
-        bits.append(tuple(int(b) & 0xFFFFFFFF for b in raw(scores)))
+        scores = logprob(rows, torch.tensor(rollout.token_ids, device=device), temperature or 1.0)
+        bits.append(tuple(int(b) & 0xFFFFFFFF for b in raw(scores).tolist()))
         start += len(sequence)
     return bits
 
 
 @torch.no_grad()
-def packed_logits(path: Path, sequences: Sequence[Sequence[int]], segments: int) -> Tensor:
+def packed_logits(path: Path, sequences: Sequence[Sequence[int]], segments: int, device: str = "cpu") -> Tensor:
     """fp32 logits [tokens, vocabulary] of all sequences, packed."""
     config = json.loads((path / "config.json").read_text())
-    w = load_file(path / "model.safetensors")
+    w = load_file(path / "model.safetensors", device=device)
     eps, head, layers = config["rms_norm_eps"], config["head_dim"], config["num_hidden_layers"]
-    ids = torch.tensor([t for s in sequences for t in s])
-    positions = torch.cat([torch.arange(len(s)) for s in sequences])
-    cu = torch.tensor([0, *torch.tensor([len(s) for s in sequences]).cumsum(0).tolist()], dtype=torch.int32)
+    ids = torch.tensor([t for s in sequences for t in s], device=device)
+    positions = torch.cat([torch.arange(len(s), device=device) for s in sequences])
+    ends = torch.tensor([0, *(len(s) for s in sequences)]).cumsum(0)
+    cu = ends.to(device, torch.int32)
     cos, sin = rotary_table(head, config["rope_theta"], config["max_position_embeddings"])
+    cos, sin = cos.to(device), sin.to(device)
     norm_heads = config["model_type"] == "qwen3"
     x, residual = embedding(ids, w["model.embed_tokens.weight"]), None
     for at in (f"model.layers.{i}." for i in range(layers)):

@@ -188,8 +188,11 @@ def test_every_release_from_020_on_and_an_older_one_were_read_from_their_wheels(
 
 
 def test_the_list_of_engine_fields_is_the_engines() -> None:
-    config = EngineConfig(model="m", contract={"arithmetic": "fma32"})
-    assert set(_arguments(config, RoutePlan.for_engine(config, 1))) == set(wheel.ENGINE_FIELDS)
+    handed: set[str] = set()
+    for device in ("cpu", "cuda"):
+        config = EngineConfig(model="m", device=device, contract={"arithmetic": "fma32"})
+        handed |= set(_arguments(config, RoutePlan.for_engine(config, 1)))
+    assert handed == set(wheel.ENGINE_FIELDS)
 
 
 def pack(path: Path, version: str = "9.9", **modules: str) -> Path:

@@ -64,9 +64,24 @@ def sigmoid_of(x):
 @triton.jit
 def round_bf16_of(x):
     """fp32 -> bf16, to nearest even, NaN as 0x7fc0, as `samebits.arithmetic.round_bf16`."""
-    bits = x.to(tl.int32, bitcast=True)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    # the card's own conversion writes other NaN bits
+    rounded = x.to(tl.bfloat16).to(tl.int16, bitcast=True)
     return tl.where(x != x, 0x7FC0, rounded).to(tl.int16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def _pair(a, b):
+    return a + b
+
+
+@triton.jit
+def fold_halves_of(lanes, ROWS: tl.constexpr, LANES: tl.constexpr):
+    """[ROWS, LANES] -> [ROWS] as `samebits.arithmetic.fold_halves`: a reduction of a pair has no order."""
+    if LANES == 1:
+        return tl.reshape(lanes, (ROWS,))
+    else:
+        half = tl.reduce(tl.reshape(lanes, (ROWS, 2, LANES // 2)), 1, _pair)
+        return fold_halves_of(half, ROWS, LANES // 2)
 
 
 @triton.jit

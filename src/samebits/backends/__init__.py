@@ -1,5 +1,7 @@
 """WHO computes: the backends of an op, chosen by name or device, refused with a reason. There is no fallback."""
 
+from samebits.backends.outside import announced as announced
+from samebits.backends.outside import register as register
 from samebits.backends.select import ARITHMETICS as ARITHMETICS
 from samebits.backends.select import Backends as Backends
 from samebits.backends.select import NoBackend as NoBackend

@@ -9,6 +9,8 @@ from types import ModuleType
 
 import torch
 
+from samebits.backends.outside import find
+
 ARITHMETICS = ("fma32", "sm90", "cdna3")
 OF_DEVICE = {"cpu": "cpu", "cuda": "triton"}  # HIP devices call themselves cuda, too
 
@@ -33,7 +35,8 @@ class Backends(Mapping[str, ModuleType]):
         if module is not None:
             return module
         if name not in self._names:
-            raise KeyError(name)
+            module = self._loaded[name] = self._from_outside(name)
+            return module
         try:
             module = importlib.import_module(f"{self._room}.{name}")
         except ModuleNotFoundError as error:
@@ -42,6 +45,12 @@ class Backends(Mapping[str, ModuleType]):
                 raise
             raise NoBackend(f"{self._room}: backend {name!r} needs {need}, which is not installed here") from error
         self._loaded[name] = module
+        return module
+
+    def _from_outside(self, name: str) -> ModuleType:
+        module = find(self._room.rpartition(".")[2], name)
+        if module is None:
+            raise KeyError(name)
         return module
 
     def __iter__(self) -> Iterator[str]:

@@ -66,4 +66,4 @@ def assert_same(left: torch.Tensor, right: torch.Tensor, what: str = "tensors") 
 def digest(tensor: torch.Tensor) -> str:
     """SHA-256 (hex) over dtype, shape and bytes: the content name of a tensor."""
     head = f"{tensor.dtype}{list(tensor.shape)}".encode()
-    return sha256(head + raw(tensor).numpy().tobytes()).hexdigest()
+    return sha256(head + raw(tensor).cpu().numpy().tobytes()).hexdigest()

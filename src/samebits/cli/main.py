@@ -32,6 +32,8 @@ Switch = Optional[bool]  # noqa: UP045
 def run(
     context: typer.Context,
     config: Annotated[Optional[Path], typer.Option(help="TOML file; flags override it.")] = None,  # noqa: UP045
+    matrix: Annotated[Optional[Path], typer.Option(help="TOML file of layouts: compare all pairs.")] = None,  # noqa: UP045
+    matrix_dir: Annotated[Optional[Path], typer.Option(help="Where a matrix leaves its records.")] = None,  # noqa: UP045
     print_config: Annotated[Text, typer.Option(help="Print the resolved settings: toml or json.")] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
     case: Annotated[Text, typer.Option(help="trainer/rollout: R/R, P/P, R/P or P/R.")] = None,
@@ -72,6 +74,7 @@ def run(
     train_vocab_multiple: Annotated[Whole, typer.Option(help="Pads a rank's vocabulary.")] = None,
     strict_gradients: Annotated[Switch, typer.Option(help="Gradients alike in every layout.")] = None,
     gradient_segments: Annotated[Whole, typer.Option(help="Runs of samples, gradients summed apart.")] = None,
+    train_transport: Annotated[Text, typer.Option(help="gloo or shared_memory.")] = None,
     rollout_engines: Annotated[Whole, typer.Option(help="vLLM engines.")] = None,
     rollout_tp: Annotated[Whole, typer.Option(help="Tensor parallelism of an engine.")] = None,
     native_compile: Annotated[Switch, typer.Option(help="Native vLLM, compiled: unproven.")] = None,
@@ -86,9 +89,9 @@ def run(
     """
     from samebits.cli.run import run_command
 
-    own = {"context", "config", "print_config", "debug"}
+    own = {"context", "config", "matrix", "matrix_dir", "print_config", "debug"}
     flags = {name: value for name, value in context.params.items() if name not in own and value is not None}
-    raise typer.Exit(run_command(flags, config, print_config, debug))
+    raise typer.Exit(run_command(flags, config, print_config, debug, matrix, matrix_dir))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

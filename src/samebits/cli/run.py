@@ -21,10 +21,23 @@ from samebits.rl.protocols import RunFailed
 INTERRUPTED = 130
 
 
-def run_command(flags: Mapping[str, Any], file: Path | None, print_config: str | None, debug: bool) -> int:
-    """Runs and returns the exit code."""
+def run_command(
+    flags: Mapping[str, Any],
+    file: Path | None,
+    print_config: str | None,
+    debug: bool,
+    matrix: Path | None = None,
+    matrix_dir: Path | None = None,
+) -> int:
+    """Runs one job, or a matrix of layouts, and returns the exit code."""
     config = None
     try:
+        if matrix is not None:
+            if file is not None or print_config is not None:
+                raise ValueError("matrix: its file holds all settings of the job; leave out config and print_config")
+            return _run_matrix(matrix, matrix_dir, flags)
+        if matrix_dir is not None:
+            raise ValueError("matrix_dir: there is no matrix; give its file with --matrix")
         config = load_config(flags, file)
         if print_config is not None:
             typer.echo(_printed(config, print_config))
@@ -82,10 +95,7 @@ def _run(config: RunConfig) -> int:
     from samebits.report import write_report
     from samebits.rl.job import run_job
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
-    # A killed process leaves semaphores behind; Python's tracker removes them, and need not say so here.
-    env.export({"PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker"})
+    _prepare()
     with Watch() as watch:
         run_job(config, parts(), watch)
     run = Path(str(config.run_dir))
@@ -97,6 +107,21 @@ def _run(config: RunConfig) -> int:
         # The run is sealed and its verdict stands; a page can be rendered later.
         typer.echo(f"no report: {reason_of(error)}", err=True)
     return found.verdict.exit_code
+
+
+def _run_matrix(file: Path, folder: Path | None, flags: Mapping[str, Any]) -> int:
+    from samebits.cli.matrix import matrix_command
+
+    _prepare()
+    return matrix_command(file, folder, flags)
+
+
+def _prepare() -> None:
+    """Signals end a run in good order, and killed processes are cleared away in silence."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+    # A killed process leaves semaphores behind; Python's tracker removes them, and need not say so here.
+    env.export({"PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker"})
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:

@@ -43,10 +43,13 @@ def run_contract_of(config: RunConfig, inputs: Inputs) -> RunContract:
 def engine_arguments(config: RunConfig, inputs: Inputs, contract: RunContract, index: int) -> tuple[EngineConfig]:
     """Arguments of `build_engine` for one engine. Raises ValueError for what vLLM cannot do."""
     from samebits.into_vllm.config import EngineConfig, RolloutCase
+    from samebits.into_vllm.topology import check_rollout_layout
     from samebits.rl.inputs import read_object
 
     routes = config.routes("rollout")
-    limit = read_object(inputs.model / "config.json").get("max_position_embeddings", 1024)
+    shape = read_object(inputs.model / "config.json")
+    check_rollout_layout(shape, config.rollout_tp, config.segments)
+    limit = shape.get("max_position_embeddings", 1024)
     length = config.max_prompt_length + config.max_response_length
     if length > limit:
         raise ValueError(
@@ -94,6 +97,7 @@ def trainer_arguments(
         recompute=config.train_recompute,
         vocab_multiple=config.train_vocab_multiple,
         strict_gradients=config.strict_gradients,
+        transport=config.train_transport,
         gradient_segments=config.gradient_segments,
         max_tp=config.segments,
         contract=contract.digest() if "R" in routes.values() else "",

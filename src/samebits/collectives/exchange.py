@@ -101,6 +101,8 @@ class PeerExchange:
 
     def fail(self, error: BaseException) -> None:
         """Make every other rank raise RankFailed with this error instead of waiting for this rank."""
+        if self._broken is not None:
+            return
         self._give_up(FAILED, f"{type(error).__name__}: {error}")
         self._broken = RankFailed(f"this rank met an error before: {type(error).__name__}: {error}")
 
@@ -163,7 +165,7 @@ class PeerExchange:
     def _raise_late(self, generation: int, kind: int) -> None:
         here = [r for r in range(self.ranks) if r == self.rank or self._memory.word(r, POSTED) >= generation]
         late = ", ".join(self._peers.name(rank) for rank in range(self.ranks) if rank not in here)
-        came = ", ".join(map(str, here))
+        came = ", ".join(str(self._peers.numbers[rank]) for rank in here)
         text = f"{late} did not reach collective round {generation} ({KINDS[kind]}) within {self.timeout:g} s"
         self._raise(RankLate(f"{text}; ranks that did: {came}"))
 
@@ -171,7 +173,7 @@ class PeerExchange:
         headers = [self._memory.announced(rank, half) for rank in range(self.ranks)]
         if len(set(headers)) != 1:
             calls = "; ".join(
-                f"rank {rank} calls {KINDS[kind]} of {total} bytes in its round {number}"
+                f"rank {self._peers.numbers[rank]} calls {KINDS[kind]} of {total} bytes in its round {number}"
                 for rank, (kind, total, number) in enumerate(headers)
             )
             self._raise(RanksDisagree(f"collective round {generation}: {calls}; all ranks must make the same calls"))

@@ -35,10 +35,14 @@ class Card:
 
 
 class Peers:
-    """All ranks of a group by their cards. Only processes of this host can be watched."""
+    """All ranks of a group by their cards. Only processes of this host can be watched.
 
-    def __init__(self, cards: Sequence[Card]) -> None:
+    `numbers` are the names of the ranks outside of the group, where they have others there.
+    """
+
+    def __init__(self, cards: Sequence[Card], numbers: Sequence[int] | None = None) -> None:
         self.cards = tuple(cards)
+        self.numbers = tuple(range(len(cards)) if numbers is None else numbers)
         here = Card.own().host
         # Handles and not process ids: an id may be given to another process. One that can't be opened has ended.
         self._handles = [_open(card.pid) if card.host == here else None for card in cards]
@@ -46,7 +50,7 @@ class Peers:
 
     def name(self, rank: int) -> str:
         """`rank 2 (process 4711)`."""
-        return f"rank {rank} (process {self.cards[rank].pid})"
+        return f"rank {self.numbers[rank]} (process {self.cards[rank].pid})"
 
     def ended(self, rank: int) -> bool:
         """Whether the rank's process is known to have ended."""

@@ -7,6 +7,7 @@ while they wait. Without, a call waits as torch.distributed does.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -79,7 +80,7 @@ class Fate:
         self._count = self._said_to_wait = 0
         self._broken: CollectiveError | None = None
 
-    def run(self, begin: Any) -> None:
+    def run(self, begin: Callable[[], Any]) -> None:
         """Begin one collective and wait for it, for an error of another rank, for its end, or for the time-out."""
         if self._broken is not None:
             raise self._broken
@@ -134,7 +135,8 @@ class Fate:
         here = [rank for rank in range(self._ranks) if self._reached(rank)]
         late = ", ".join(self._peers.name(rank) for rank in range(self._ranks) if rank not in here)
         text = f"{late or 'a rank'} did not reach collective {self._count} within {self.timeout:g} s"
-        self._raise(RankLate(f"{text}; ranks that did: {', '.join(map(str, here))}"))
+        came = ", ".join(str(self._peers.numbers[rank]) for rank in here)
+        self._raise(RankLate(f"{text}; ranks that did: {came}"))
 
     def _reached(self, rank: int) -> bool:
         key = f"samebits/waits/{rank}"

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from samebits.collectives.errors import CollectiveError
 from samebits.collectives.exchange import PeerExchange
 from samebits.collectives.groups import require_power_of_two
 from samebits.collectives.memory import HostMemory
@@ -39,7 +38,7 @@ class Transport(Protocol):
         """fp32 [ranks, n] on every rank -> [n]: this rank's row of the balanced tree over ranks."""
 
     def fail(self, error: BaseException) -> None:
-        """Tell every other rank about this error, so that it raises instead of waiting."""
+        """Tell every other rank about this error, so that it raises instead of waiting. The first error stays."""
 
     def close(self) -> None:
         """Leave the group."""
@@ -72,7 +71,8 @@ def attach(
     require_power_of_two(group.size(), "attach")
     if transport == "gloo":
         cards = _cards(group, Card.own().to_bytes())
-        _attached[group] = ProcessGroupTransport(group, Peers([Card.from_bytes(card) for card in cards]), timeout)
+        peers = Peers([Card.from_bytes(card) for card in cards], dist.get_process_group_ranks(group))
+        _attached[group] = ProcessGroupTransport(group, peers, timeout)
     else:
         _attached[group] = _share_memory(group, timeout, capacity)
 
@@ -90,9 +90,9 @@ def shared_fate() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if not isinstance(error, CollectiveError):
-            for transport in _attached.values():
-                transport.fail(error)
+        # Also an error of one group: ranks that share only another group with this one would wait for it there.
+        for transport in _attached.values():
+            transport.fail(error)
         raise
 
 
@@ -100,7 +100,7 @@ def _share_memory(group: dist.ProcessGroup, timeout: float, capacity: int) -> Pe
     """Regions of all ranks, opened by every rank. The group carries who and where, and whether all went well."""
     memory = HostMemory(capacity)
     cards = _cards(group, Card.own().to_bytes() + memory.handle.to_bytes(8, "little"))
-    peers = Peers([Card.from_bytes(card[:CARD_BYTES]) for card in cards])
+    peers = Peers([Card.from_bytes(card[:CARD_BYTES]) for card in cards], dist.get_process_group_ranks(group))
     hosts = sorted({card.host for card in peers.cards})
     problem = ""
     if len(hosts) > 1:

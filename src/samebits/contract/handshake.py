@@ -32,15 +32,17 @@ def held_contract(
     *,
     segments: int,
     model: Mapping[str, object] | None = None,
+    arithmetic: str = "fma32",
 ) -> dict[str, Any]:
     """The run contract that this process computes by, as data.
 
-    `boundaries`, `segments` and the constants in `model` are the process's own. Constants of the model that
-    `agreed` names and this process doesn't hold (an engine gets the temperature with each request) are taken from it.
+    `boundaries`, `segments`, `arithmetic` and the constants in `model` are the process's own. Constants of the model
+    that `agreed` names and this process doesn't hold (an engine gets the temperature with each request) are taken
+    from it.
     """
     own = model or {}
     constants = {name: own.get(name, value) for name, value in agreed.get("model", {}).items()}
-    return run_contract(boundaries, segments=segments, model=constants).as_data()
+    return run_contract(boundaries, segments=segments, model=constants, arithmetic=arithmetic).as_data()
 
 
 def refusal(who: str, agreed: Mapping[str, Any], held: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from samebits.into_megatron.plan import TrainLayout
 
 Route = Literal["R", "P"]
 CpLayout = Literal["zigzag", "allgather"]
+TransportName = Literal["gloo", "shared_memory"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ class TrainerConfig:
     "zigzag" cuts each sample, "allgather" the packed rows. With `recompute` a layer keeps its input only, and runs
     again in the backward pass. The vocabulary is padded to a multiple of `vocab_multiple` * `max_tp` rows. The batch
     is cut into `gradient_segments` runs of samples (0: one for each data-parallel rank; 8 with `strict_gradients`,
-    which makes gradients, their norm and the weights the same bits in every layout).
+    which makes gradients, their norm and the weights the same bits in every layout). `transport` carries
+    what our collectives exchange.
     """
 
     model: str
@@ -90,6 +92,7 @@ class TrainerConfig:
     temperature: float = 1.0
     max_tokens_per_gpu: int = 4096
     threads: int = 1
+    transport: TransportName = "gloo"
     rendezvous: str = ""
     timeout_seconds: int = 600
 
@@ -118,6 +121,9 @@ class TrainerConfig:
             raise ValueError("vpp interleaves the chunks of pipeline ranks; it needs pp > 1")
         if self.cp_layout not in get_args(CpLayout):
             raise ValueError(f"cp_layout must be one of {', '.join(get_args(CpLayout))}, got {self.cp_layout!r}")
+
+        if self.transport not in get_args(TransportName):
+            raise ValueError(f"transport must be one of {', '.join(get_args(TransportName))}, got {self.transport!r}")
 
     def _check_sizes(self) -> None:
         for name in ("tp", "cp", "pp", "dp", "max_tp", "gradient_segments"):

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from samebits.collectives import gather_states
+from samebits.collectives import attach, detach, gather_states
 from samebits.into_megatron.config import TrainerConfig
 from samebits.into_megatron.gpt import ScoringModel
 from samebits.into_megatron.model import ModelShape
@@ -42,6 +42,22 @@ def start_groups(config: TrainerConfig, rank: int) -> None:
         virtual_pipeline_model_parallel_size=config.vpp if config.vpp > 1 else None,
         create_gloo_process_groups=False,
     )
+    for group in _groups():
+        attach(group, config.transport, timeout=config.timeout_seconds)
+
+
+def _groups() -> list[dist.ProcessGroup]:
+    """Every group that our collectives meet in."""
+    found = [
+        dist.group.WORLD,
+        parallel_state.get_tensor_model_parallel_group(),
+        parallel_state.get_context_parallel_group(),
+        parallel_state.get_data_parallel_group(with_context_parallel=True),
+        parallel_state.get_pipeline_model_parallel_group(),
+        parallel_state.get_model_parallel_group(),
+        parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True),
+    ]
+    return list(dict.fromkeys(found))
 
 
 def gather_parameters(chunks: Sequence[ScoringModel], shape: ModelShape) -> list[dict[str, Tensor]]:
@@ -79,6 +95,9 @@ def _from_stage(own: Tensor | None, owner: int, stages: dist.ProcessGroup) -> Te
 
 def stop_groups() -> None:
     """Leave all groups; the process can start others afterwards."""
+    if parallel_state.is_initialized():
+        for group in _groups():
+            detach(group)
     parallel_state.destroy_model_parallel()
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from samebits import _cpu
 from samebits.bits import digest
+from samebits.collectives import shared_fate
 from samebits.into_megatron import cpu_stand_ins, layout
 from samebits.into_megatron.batches import micro_batches
 from samebits.into_megatron.building import build_chunks, build_optimizer, build_scorer, served_shape, wrap
@@ -81,6 +82,7 @@ class TrainerRank:
         chunks = build_chunks(self.config.reference, shape, self.config, self.scorer)
         return [chunk.requires_grad_(False) for chunk in chunks]
 
+    @shared_fate()
     def train_step(self, step: int, samples: Sequence[TrainSample]) -> StepResult:
         """One optimizer step on the whole batch; the result holds this forward's own log-probabilities.
 
@@ -207,12 +209,14 @@ class TrainerRank:
             seconds=seconds,
         )
 
+    @shared_fate()
     def score(self, samples: Sequence[TrainSample]) -> dict[SampleKey, tuple[int, ...]]:
         """Log-probability bits of every active token under the current weights; nothing is updated."""
         self._check(samples)
         table = self._scores(self.policy, samples, self._micro_batches(samples))
         return bits_by_sample(samples, self._collect(table)[:, 0])
 
+    @shared_fate()
     def export(self, path: str) -> dict[str, str]:
         """Write the weights under Hugging Face names as `path`/model.safetensors (rank 0), return their digests.
 

@@ -1,4 +1,4 @@
-"""The attention boundary as a vLLM attention backend: K and V written to pages, queries over them."""
+"""The attention boundary under a vLLM attention backend: K and V written to pages, queries over them."""
 
 from __future__ import annotations
 
@@ -11,49 +11,17 @@ from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import (
+    AttentionCGSupport,
     AttentionImpl,
     AttentionMetadata,
     AttentionMetadataBuilder,
     AttentionType,
     CommonAttentionMetadata,
-    MultipleOf,
 )
-from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.kv_cache_interface import AttentionSpec
 
 from samebits.into_vllm.places import NotCovered
 from samebits.ops.attention import paged_attention, write_kv
-
-
-class RoutedAttentionBackend(CPUAttentionBackend):
-    """Takes the place of vLLM's CPU backend, whose name it must keep."""
-
-    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16]
-    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "bfloat16"]
-
-    @staticmethod
-    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
-        return [MultipleOf(1)]
-
-    @classmethod
-    def supports_non_causal(cls) -> bool:
-        return False
-
-    @classmethod
-    def supports_sliding_window(cls) -> bool:
-        return False
-
-    @classmethod
-    def supports_attn_type(cls, attn_type: str) -> bool:
-        return attn_type == AttentionType.DECODER
-
-    @staticmethod
-    def get_impl_cls() -> type[Any]:
-        return RoutedAttention
-
-    @staticmethod
-    def get_builder_cls() -> type[Any]:
-        return PagedBuilder
 
 
 @dataclass
@@ -67,7 +35,9 @@ class Paged(AttentionMetadata):
 
 
 class PagedBuilder(AttentionMetadataBuilder[Paged]):
-    """Passes vLLM's own description of the batch on; there is no schedule to plan."""
+    """Passes vLLM's own description of the batch on; there is no schedule to plan, so any batch can be captured."""
+
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.ALWAYS
 
     def __init__(
         self, kv_cache_spec: AttentionSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device

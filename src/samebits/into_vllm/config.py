@@ -9,6 +9,7 @@ from typing import Any, Literal
 from samebits.timeline.types import WeightVersion
 
 Route = Literal["R", "P"]
+Device = Literal["cpu", "cuda"]
 GROUPS = ("attention", "ffn", "logp")
 
 
@@ -48,7 +49,7 @@ class EngineConfig:
     CPUs of this process among the workers. `compiled` is vLLM's own compiled mode, for all-native engines only:
     faster per token, but tens of seconds slower to start. `forced` engines produce the tokens that a request names
     instead of drawing (requests that name none are drawn as ever). `proof_dir`, when given, receives one route record
-    per worker.
+    per worker. On `device` cuda, `graphs` captures whole batches; `threads` means nothing there.
     """
 
     model: str
@@ -67,6 +68,8 @@ class EngineConfig:
     prefix_caching: bool = True
     compiled: bool = False
     forced: bool = False
+    device: Device = "cpu"
+    graphs: bool = True
     threads: int = 0
     proof_dir: str = ""
 

@@ -110,7 +110,7 @@ class RolloutEngine:
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        if self.config.tp == 1:
+        if self.config.tp == 1 and self.config.device == "cpu":
             torch.set_num_threads(threads)
         try:
             return LLMEngine.from_engine_args(EngineArgs(**_arguments(self.config, self._plan)))
@@ -201,6 +201,7 @@ def _arguments(config: EngineConfig, plan: RoutePlan) -> dict[str, Any]:
     processors = ["samebits.into_vllm.sampling:SampleKeys"] if config.case.logp == "R" else []
     processors += ["samebits.into_vllm.forced:ForcedTokens"] if config.forced else []
     return {
+        **(_gpu_arguments(config) if config.device == "cuda" else {}),
         "model": config.model,
         "load_format": "samebits",
         "worker_extension_cls": "samebits.into_vllm.worker.SamebitsWorker",
@@ -211,7 +212,7 @@ def _arguments(config: EngineConfig, plan: RoutePlan) -> dict[str, Any]:
         "distributed_executor_backend": "mp" if config.tp > 1 else "uni",
         "dtype": "bfloat16",
         "skip_tokenizer_init": True,
-        "enforce_eager": not config.compiled,
+        "enforce_eager": not (config.compiled or plan.graphs),
         "generation_config": "vllm",
         "seed": config.seed,
         "max_model_len": config.max_model_len,
@@ -225,20 +226,39 @@ def _arguments(config: EngineConfig, plan: RoutePlan) -> dict[str, Any]:
     }
 
 
+def _gpu_arguments(config: EngineConfig) -> dict[str, Any]:
+    """Graphs of whole batches without vLLM's compiler where a part is on the samebits route; vLLM's own choice else."""
+    if config.case.all_native:
+        return {}
+    ours: dict[str, Any] = {"async_scheduling": False}
+    if config.graphs:
+        ours["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL"}
+    if config.case.attention == "R":
+        ours["attention_backend"] = "CUSTOM"
+    return ours
+
+
 def _environment(config: EngineConfig, plan: RoutePlan, cpus: Sequence[int], threads: int) -> dict[str, str]:
     """Variables that torch, vLLM and the plugin read, here and in the workers."""
-    shares = [[cpus[(rank * threads + i) % len(cpus)] for i in range(threads)] for rank in range(config.tp)]
-    bind = "|".join(",".join(str(cpu) for cpu in sorted(set(share))) for share in shares)
     return {
         PLAN_VARIABLE: plan.to_json(),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-        "VLLM_CPU_OMP_THREADS_BIND": bind if config.tp > 1 else "nobind",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
-        "OMP_NUM_THREADS": str(_torch_threads(config, threads)),
         "HF_HUB_OFFLINE": "1",
+        **(_cpu_environment(config, cpus, threads) if config.device == "cpu" else {}),
+    }
+
+
+def _cpu_environment(config: EngineConfig, cpus: Sequence[int], threads: int) -> dict[str, str]:
+    """Which cores each worker uses."""
+    shares = [[cpus[(rank * threads + i) % len(cpus)] for i in range(threads)] for rank in range(config.tp)]
+    bind = "|".join(",".join(str(cpu) for cpu in sorted(set(share))) for share in shares)
+    return {
+        "VLLM_CPU_OMP_THREADS_BIND": bind if config.tp > 1 else "nobind",
+        "OMP_NUM_THREADS": str(_torch_threads(config, threads)),
     }
 
 

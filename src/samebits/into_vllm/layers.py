@@ -194,7 +194,8 @@ class RoutedRotary(Routed, RotaryEmbedding):
         return {"is_neox_style": True}
 
     def ready(self) -> None:
-        self.cos, self.sin = _table(self.head_size, float(self.base), self.max_position_embeddings)
+        table = _table(self.head_size, float(self.base), self.max_position_embeddings)
+        self.cos, self.sin = (part.to(self.cos_sin_cache.device) for part in table)
 
     def forward(self, positions: Tensor, query: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         self.calls[0] += 1
@@ -235,7 +236,7 @@ class RoutedEmbedding(Routed, VocabParallelEmbedding):
         if self.tp_size == 1:
             return own
         stacked = torch.stack(gather_ranks(own))
-        return stacked[ids // self.num_embeddings_per_partition, torch.arange(ids.shape[0])]
+        return stacked[ids // self.num_embeddings_per_partition, torch.arange(ids.shape[0], device=ids.device)]
 
 
 class RoutedHead(Routed, ParallelLMHead):

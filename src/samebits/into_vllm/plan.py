@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from samebits.contract import canonical_json, digest_of
-from samebits.into_vllm.config import GROUPS, EngineConfig, RolloutCase, Route
+from samebits.into_vllm.config import GROUPS, Device, EngineConfig, RolloutCase, Route
 from samebits.timeline.types import WeightVersion
 
 PLAN_VARIABLE = "SAMEBITS_VLLM_PLAN"
@@ -27,6 +27,8 @@ class RoutePlan:
     engine: int
     threads: int
     compiled: bool
+    device: Device
+    graphs: bool
     start_version: WeightVersion
     proof_dir: str
 
@@ -40,6 +42,8 @@ class RoutePlan:
             engine=config.engine,
             threads=threads,
             compiled=config.compiled,
+            device=config.device,
+            graphs=config.device == "cuda" and config.graphs,
             start_version=config.start_version,
             proof_dir=config.proof_dir,
         )
@@ -61,6 +65,11 @@ class RoutePlan:
     def digest(self) -> str:
         """The name of this plan, by content."""
         return digest_of(asdict(self))
+
+    @property
+    def mode(self) -> str:
+        """How the worker runs the model: eager, compiled (vLLM's compiler) or captured (graphs, replayed)."""
+        return "compiled" if self.compiled else "captured" if self.graphs else "eager"
 
     @property
     def contract_digest(self) -> str:

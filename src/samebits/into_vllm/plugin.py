@@ -43,10 +43,11 @@ def _install(plan: RoutePlan) -> None:
     if plan.case.all_native:
         return
     _check_contract(plan)
-    _set_kernel_threads(plan.threads)
+    if plan.device == "cpu":
+        _set_kernel_threads(plan.threads)
     _register_layers()
     if plan.case.attention == "R":
-        _register_attention()
+        _register_attention(plan.device)
     for group, patches in PATCHES_BY_GROUP.items():
         if plan.route(group) == "R":
             for patch in patches:
@@ -62,9 +63,10 @@ def _set_kernel_threads(threads: int) -> None:
 def _check_contract(plan: RoutePlan) -> None:
     """The boundaries that this process computes must be the ones that the run agreed on, version by version."""
     from samebits.contract import held_contract, refusal
+    from samebits.into_vllm.proof import arithmetic_of
     from samebits.ops.boundaries import BOUNDARIES
 
-    held = held_contract(plan.contract, BOUNDARIES, segments=plan.segments)
+    held = held_contract(plan.contract, BOUNDARIES, segments=plan.segments, arithmetic=arithmetic_of(plan))
     problem = refusal(f"rollout engine {plan.engine}", plan.contract, held)
     if problem:
         raise ValueError(problem)
@@ -82,7 +84,10 @@ def _register_layers() -> None:
         layer.native.register_oot(layer, name=name)  # type: ignore[attr-defined]
 
 
-def _register_attention() -> None:
+def _register_attention(device: str) -> None:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    register_backend(AttentionBackendEnum.CPU_ATTN, "samebits.into_vllm.attention.RoutedAttentionBackend")
+    if device == "cpu":
+        register_backend(AttentionBackendEnum.CPU_ATTN, "samebits.into_vllm.cpu_attention.RoutedAttentionBackend")
+    else:
+        register_backend(AttentionBackendEnum.CUSTOM, "samebits.into_vllm.gpu_attention.RoutedGPUAttentionBackend")

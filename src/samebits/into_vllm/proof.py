@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from samebits.backends import device_arithmetic
 from samebits.contract import digest_of, held_contract, model_constants, refusal
 from samebits.into_vllm.patches import DISTRIBUTION, PATCHES_BY_GROUP
 from samebits.into_vllm.places import SAMPLER, Place
@@ -30,8 +31,6 @@ def route_record(state: WorkerState, rank: int, sampler: Any, model: str) -> dic
     `calls` counts what a routed layer computed; of a native layer it only says whether it was ever called,
     so that counting costs the native side nothing. `counters` are advanced by the kernels themselves.
     """
-    from samebits import _cpu
-
     plan, version_held = state.plan, state.weights.version
     held = _held_contract(plan, model)
     return {
@@ -39,7 +38,7 @@ def route_record(state: WorkerState, rank: int, sampler: Any, model: str) -> dic
         "role": "rollout",
         "engine": plan.engine,
         "rank": rank,
-        "mode": "compiled" if plan.compiled else "eager",
+        "mode": plan.mode,
         "plan": plan.digest(),
         "contract": digest_of(held) if held else "",
         "contract_content": held,
@@ -58,11 +57,35 @@ def route_record(state: WorkerState, rank: int, sampler: Any, model: str) -> dic
             for patch in patches
         ],
         "versions": {name: version(name) for name in (DISTRIBUTION, "torch", "samebits")},
+        **(_cpu_kernels() if plan.device == "cpu" else _gpu_kernels()),
+        "weights": None if version_held is None else [version_held.counter, version_held.digest],
+    }
+
+
+def _cpu_kernels() -> dict[str, Any]:
+    """Which compiled library this process called, and the counters that its kernels advanced."""
+    from samebits import _cpu
+
+    return {
         "kernels": hashlib.sha256(Path(_cpu.__file__).read_bytes()).hexdigest(),
         "instruction_set": _cpu.instruction_set(),
         "counters": _cpu.counters(),
-        "weights": None if version_held is None else [version_held.counter, version_held.digest],
     }
+
+
+def _gpu_kernels() -> dict[str, Any]:
+    """The sources and the compiler of the kernels, and the counters that they advanced in device memory."""
+    import torch
+    import triton
+
+    import samebits.ops
+    from samebits.backends.device_counters import counters
+
+    name = hashlib.sha256(f"triton {triton.__version__}".encode())
+    for source in sorted(Path(next(iter(samebits.ops.__path__))).rglob("*.py")):
+        name.update(source.read_bytes())
+    major, minor = torch.cuda.get_device_capability()
+    return {"kernels": name.hexdigest(), "instruction_set": f"sm_{major}{minor}", "counters": counters()}
 
 
 def _held_contract(plan: RoutePlan, model: str) -> dict[str, Any]:
@@ -70,7 +93,22 @@ def _held_contract(plan: RoutePlan, model: str) -> dict[str, Any]:
     if not plan.contract:
         return {}
     shape = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
-    return held_contract(plan.contract, BOUNDARIES, segments=plan.segments, model=model_constants(shape))
+    return held_contract(
+        plan.contract,
+        BOUNDARIES,
+        segments=plan.segments,
+        model=model_constants(shape),
+        arithmetic=arithmetic_of(plan),
+    )
+
+
+def arithmetic_of(plan: RoutePlan) -> str:
+    """How the dot products of this process accumulate."""
+    if plan.device == "cpu":
+        return "fma32"
+    import torch
+
+    return device_arithmetic(torch.device("cuda", torch.cuda.current_device()))
 
 
 def _module_record(place: Place, route: str, implementation: str, calls: int) -> dict[str, Any]:

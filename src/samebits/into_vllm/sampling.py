@@ -127,14 +127,14 @@ class KeyedSampler(Sampler):
         rows = logits.shape[0]
         seeds, positions = _keys_of(sampling_metadata).keys(rows)
         wanted = sampling_metadata.temperature
-        temperature = torch.zeros(rows) if wanted is None else wanted[:rows]
-        drawn, scores = sample_and_logprob(logits, temperature, seeds, positions)
+        temperature = torch.zeros(rows, device=logits.device) if wanted is None else wanted[:rows]
+        drawn, scores = sample_and_logprob(logits, temperature, seeds.to(logits.device), positions.to(logits.device))
         forced = forced_tokens(sampling_metadata)
         if forced is not None:
             drawn = forced.put_into(drawn)
             scores = logprob(logits, drawn, torch.where(temperature > 0, temperature, 1.0))
         ids = drawn.to(torch.int32).unsqueeze(-1)
-        ranks = torch.full((rows,), _NO_RANK, dtype=torch.int64)
+        ranks = torch.full((rows,), _NO_RANK, dtype=torch.int64, device=logits.device)
         return SamplerOutput(ids, LogprobsTensors(ids, scores.unsqueeze(-1), ranks))
 
     @staticmethod

@@ -64,9 +64,9 @@ class WorkerWeights:
 def _pack_again(layer: Any, compiled: bool) -> None:
     """Let vLLM pack a native layer's new weights. Compiled code keeps the packed tensor that it was traced with,
     so there the new one is copied into it. Raises RuntimeError where that tensor can't be found."""
-    traced = layer.cpu_linear
+    traced = getattr(layer, "cpu_linear", None)  # only the CPU packs
     layer.quant_method.process_weights_after_loading(layer)
-    if not compiled:
+    if traced is None or not compiled:
         return
     old, new = _packed_tensor(traced), _packed_tensor(layer.cpu_linear)
     if old is None or new is None or old.shape != new.shape:

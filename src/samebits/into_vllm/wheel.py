@@ -16,10 +16,13 @@ from samebits.into_vllm.arguments import ENGINE_PLACES, PARSER_PLACES, SERVER_PL
 from samebits.into_vllm.patches import SYMBOLS
 from samebits.into_vllm.wheel_symbols import lacking
 
-# What the rollout engine hands to EngineArgs by name.
+# What the rollout engine hands to EngineArgs by name, on a CPU or a GPU.
 ENGINE_FIELDS = (
     "additional_config",
+    "async_scheduling",
+    "attention_backend",
     "block_size",
+    "compilation_config",
     "disable_log_stats",
     "distributed_executor_backend",
     "dtype",

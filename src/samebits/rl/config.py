@@ -75,6 +75,9 @@ class RunConfig(BaseModel):
         ge=0,
         description="runs of samples, gradients summed apart, then along a tree; 0: one per train_dp, 8 if strict",
     )
+    train_transport: Literal["gloo", "shared_memory"] = Field(
+        "gloo", description="what carries the collectives of trainer ranks: the network, or memory of one host"
+    )
     rollout_engines: int = Field(1, ge=1, description="vLLM engines")
     rollout_tp: int = Field(1, ge=1, description="tensor-parallel workers of each engine")
     native_compile: bool = Field(False, description="native vLLM, compiled: faster, but unproven (cannot tell)")
@@ -97,22 +100,32 @@ class RunConfig(BaseModel):
             )
         if self.routes("trainer")["logp"] == "R" and not self.linear_logp_provider.strip():
             raise ValueError("linear_logp_provider is empty, but route R needs one: name it, or set logp_case to P/P")
-        segments = self.segments
-        for name in ("train_tp", "rollout_tp"):
-            if segments % getattr(self, name):
-                raise ValueError(
-                    f"max_tp {segments} is not a multiple of {name} {getattr(self, name)}: "
-                    "a rank must hold whole K segments"
-                )
-        if segments & (segments - 1):
-            raise ValueError(f"max_tp {segments} is not a power of two: the tree over ranks must be balanced")
+        self._check_tree()
         if self.native_compile and set(self.routes("rollout").values()) != {"P"}:
             raise ValueError("native_compile is for a native rollout side: set case to P/P (or R/P), or leave it out")
         if self.rollout_engines > self.prompts_per_step:
             raise ValueError(
-                f"rollout_engines {self.rollout_engines} exceeds the {self.prompts_per_step} prompts per step"
+                f"rollout_engines {self.rollout_engines} exceeds the {self.prompts_per_step} prompts per step; "
+                f"use at most {self.prompts_per_step}, or raise global_batch_size"
             )
         return self
+
+    def _check_tree(self) -> None:
+        """Tensor-parallel ranks finish one balanced tree over the K segments, each with whole ones."""
+        for name in ("train_tp", "rollout_tp", "max_tp"):
+            size = getattr(self, name) or 1
+            if size & (size - 1):
+                below = 1 << size.bit_length() - 1
+                raise ValueError(
+                    f"{name} {size} is not a power of two: the tree over ranks must be balanced; "
+                    f"the nearest that work: {below} and {2 * below}"
+                )
+        for name in ("train_tp", "rollout_tp"):
+            if self.segments % getattr(self, name):
+                raise ValueError(
+                    f"max_tp {self.segments} is not a multiple of {name} {getattr(self, name)}: a rank must hold "
+                    f"whole K segments; leave max_tp out, or set it to at least {getattr(self, name)}"
+                )
 
     @property
     def prompts_per_step(self) -> int:

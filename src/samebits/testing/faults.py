@@ -56,6 +56,17 @@ FAULTS: tuple[Fault, ...] = (
         "weight gradient does not continue main_grad", "linear", _LINEAR,
         (("width, rows, own, k, true)", "width, rows, own, k, false)"),),
     ),
+    Fault(
+        "segments add from the left", "linear", _LINEAR,
+        (
+            ("int64_t half = segments / 2, size", "int64_t half = segments - 1, size"),
+            ("segment_tree(right, rows, columns, depth, half, out + size)", "segment_tree(right, rows, columns, depth, 1, out + size)"),
+        ),
+    ),
+    Fault(
+        "subnormal numbers are flushed", "linear", _LINEAR,
+        (("      float* sum = scratch(kTree, levels * tall * wide);", "      __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040);\n      float* sum = scratch(kTree, levels * tall * wide);"),),
+    ),
     # RMSNorm
     Fault("64 lanes for 128", "rms_norm", "lane_dot.h", (("constexpr int kVectors = 8;", "constexpr int kVectors = 4;"),)),
     Fault("multiply-adds are contracted", "rms_norm", flag=_CONTRACT),
@@ -72,6 +83,11 @@ FAULTS: tuple[Fault, ...] = (
         "neighbours fold instead of halves", "rms_norm", "vec.h",
         (("_mm_add_ps(four, _mm_movehl_ps(four, four))", "_mm_add_ps(_mm_shuffle_ps(four, four, 0x88), _mm_shuffle_ps(four, four, 0xdd))"),),
     ),
+    Fault("epsilon is added to the root", "rms_norm", "kernels/rms_norm.cpp", (("std::sqrt(mean + eps)", "(std::sqrt(mean) + eps)"),)),
+    Fault(
+        "a whole vector is written past the end of a row", "rms_norm", "kernels/rms_norm.cpp",
+        (("        store_part_bf16(out, y + r * width + i, n);", "        out.store_bf16(y + r * width + i);"),),
+    ),
     # elementwise
     Fault("multiply-adds are contracted", "rotary", flag=_CONTRACT),
     Fault(
@@ -82,11 +98,15 @@ FAULTS: tuple[Fault, ...] = (
         "positions are off by one", "rotary", "kernels/elementwise.cpp",
         (("const float* c = cos + positions[t] * half;", "const float* c = cos + (positions[t] ? positions[t] - 1 : 0) * half;"),),
     ),
+    Fault("the gradient is turned the same way", "rotary", "kernels/elementwise.cpp", (("if (inverse) sv = sv * F32x16::all(-1.0f);", "if (inverse) sv = sv + F32x16::zero();"),)),
+    Fault("heads are taken as packed", "rotary", "kernels/elementwise.cpp", (("t * token_stride + h * head_stride", "t * token_stride + h * width"),)),
+    Fault("positions wrap after 4096", "rotary", "kernels/elementwise.cpp", (("const float* s = sin + positions[t] * half;", "const float* s = sin + (positions[t] & 4095) * half;"),)),
     Fault("multiply-adds are contracted", "swiglu", flag=_CONTRACT),
     Fault(
         "products are reassociated", "swiglu", "kernels/elementwise.cpp",
         (("(gate * sigmoid(gate)) * up", "gate * (sigmoid(gate) * up)"),),
     ),
+    Fault("rows are taken as packed", "swiglu", "kernels/elementwise.cpp", (("load_part_bf16(gate_up + r * stride + width + i, n);\n        store_part_bf16((gate", "load_part_bf16(gate_up + r * 2 * width + width + i, n);\n        store_part_bf16((gate"),)),
     Fault(
         "a polynomial coefficient is one bit off", "logprob", "primitives.h",
         (("0x1.c6af6cp-5f", "0x1.c6af6ep-5f"),),
@@ -94,6 +114,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "tokens run backwards in the gradient", "embedding", "kernels/elementwise.cpp",
         (("for (int64_t t = 0; t < tokens; ++t) {\n      int64_t local = ids[t] - start;\n      if (local < 0", "for (int64_t t = tokens - 1; t >= 0; --t) {\n      int64_t local = ids[t] - start;\n      if (local < 0"),),
+    ),
+    Fault(
+        "an id that another rank owns is clamped", "embedding", "kernels/elementwise.cpp",
+        (("if (local >= 0 && local < rows)\n      std::memcpy", "local = local < 0 ? 0 : local < rows ? local : rows - 1;\n    if (rows > 0)\n      std::memcpy"),),
     ),
     # attention
     Fault(
@@ -122,6 +146,17 @@ FAULTS: tuple[Fault, ...] = (
         "dS is not rounded", "attention", "kernels/attention_backward.cpp",
         (("through_bf16(weight * (F32x16::load(ds + j) - delta)).store(ds + j)", "(weight * (F32x16::load(ds + j) - delta)).store(ds + j)"),),
     ),
+    Fault("page sizes are powers of two", "attention", "attention_call.h", (("int64_t row = page_size ? j % page_size :", "int64_t row = page_size ? j & (page_size - 1) :"),)),
+    Fault("a rescale near 1 is skipped", "attention", _ATTENTION, (("if (!acc || scales[i] == 1.0f) continue;", "if (!acc || scales[i] > 0.999f) continue;"),)),
+    Fault("rows outside every sequence are left as they are", "attention", _ATTENTION, (("std::memset(call.out + used * row, 0, (call.tokens - used) * row * sizeof(uint16_t));", ""),)),
+    Fault("a key loses its first row", "attention", "kernels/attention_backward.cpp", (("while (i < n && positions_[r + i] < tile + j) ++i;", "while (i < n && positions_[r + i] <= tile + j) ++i;"),)),
+    Fault(
+        "a slot below 0 is written", "attention", "bind_attention.cpp",
+        (
+            ("    if (slots[i] < 0) continue;\n", ""),
+            ("cache + slots[i] / page_size * page + slots[i] % page_size * slot_stride", "cache + (slots[i] < 0 ? 0 : slots[i]) / page_size * page + (slots[i] < 0 ? 0 : slots[i]) % page_size * slot_stride"),
+        ),
+    ),
     # log-probability
     Fault(
         "the lowest window is lost", "logprob", "lse.h",
@@ -134,6 +169,15 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "the target is missed at tile edges", "logprob", "kernels/logprob_head.cpp",
         (("if (target >= j && target", "if (target > j && target"),),
+    ),
+    Fault("the first row's temperature counts for all", "logprob", "lse.h", (("each ? each[row] : all", "each ? each[0] : all"),)),
+    Fault(
+        "slabs of columns start anew", "logprob", "kernels/logprob_head.cpp",
+        (("dhidden + r * depth + c, depth, true);", "dhidden + r * depth + c, depth, false);"),),
+    ),
+    Fault(
+        "tokens run backwards in the bias gradient", "logprob", "kernels/logprob_head.cpp",
+        (("for (int64_t r = 0; r < rows; ++r) sum = sum + load_part_bf16(dz", "for (int64_t r = rows - 1; r >= 0; --r) sum = sum + load_part_bf16(dz"),),
     ),
     # sampling
     Fault("nine rounds for ten", "sample", "kernels/sample.cpp", (("round < 10", "round < 9"),), quick=True),

@@ -97,7 +97,8 @@ void embedding_backward(const int64_t* ids, const uint16_t* dy, int64_t dy_strid
         int64_t i = v * kLanes;
         int n = static_cast<int>(std::min<int64_t>(width - i, kLanes));
         float* out = dw + local * width + i;
-        store_part(load_part(out, n) + load_part_bf16(dy + t * dy_stride + i, n), out, n);
+        F32x16 sum = load_part(out, n) + load_part_bf16(dy + t * dy_stride + i, n);
+        store_part(keep_nan(sum, sum), out, n);
       }
     }
   });

@@ -76,7 +76,7 @@ void rms_norm_backward(const uint16_t* dy, int64_t dy_stride, const uint16_t* x,
         F32x16 normed = load_part_bf16(x + r * x_stride + i, n) * F32x16::all(scale[r]);
         acc = fma(load_part_bf16(dy + r * dy_stride + i, n), normed, acc);
       }
-      store_part(acc, dw + i, n);
+      store_part(keep_nan(acc, acc), dw + i, n);
     }
   });
 }

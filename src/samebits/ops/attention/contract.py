@@ -4,6 +4,19 @@ TILE = 64
 CHUNK = 512
 LANES = 128
 
+# under the arithmetic of a matrix unit (matrix_form.py)
+SUM_LANES = 8
+WEIGHT_COEFFICIENTS = tuple(float.fromhex(c) for c in ("0x1.62f5fap-1", "0x1.f00c4cp-3", "0x1.c2a218p-5"))
+LEAST_EXPONENT = -125.0
+
+_MATRIX_FORM = (
+    "Under sm90 and cdna3 (matrix units) instead: m' = max(m, (largest s) * c), NaN if one is NaN; "
+    "a = w(m - m') + (m' - m'), so NaN for an infinite m'; p = w(fma(s, c, -m')); b = w(m_c - m') + (m' - m'); with "
+    "w(t) = 2^n * (1 + r (c1 + r (c2 + r c3))) by fma, n the nearest integer of t, r = t - n, t at least -125 (NaN "
+    f"counts as -125); a tile's p fold in halves to {SUM_LANES} lanes, l_lane = fma(l_lane, a, fold), and the lanes "
+    "fold in halves at the end of the chunk; out = acc * (1 / l)"
+)
+
 ATTENTION = Boundary(
     name="attention",
     version=1,
@@ -17,7 +30,7 @@ ATTENTION = Boundary(
         "Chunks merge in ascending order onto the first chunk's state: m' = max(m, m_c), a = exp2(m - m'), "
         "b = exp2(m_c - m'), l = fma(l, a, l_c * b), acc = fma(acc, a, acc_c * b). out = acc / l. "
         "A masked key (j > p) has p_j = +0 and v_j = +0; masked keys end the last tile, where all they can do is "
-        "to turn a -0 of acc into +0. A tile or chunk with no key for a row leaves its state untouched"
+        "to turn a -0 of acc into +0. A tile or chunk with no key for a row leaves its state untouched. " + _MATRIX_FORM
     ),
     precision="bf16 q, k, v; fp32 scores, m, l, acc; bf16 output",
     rounding=(
@@ -26,9 +39,15 @@ ATTENTION = Boundary(
     ),
     primitives=(
         "fma, +, -, *, correctly rounded /, exp2 (owned). max skips NaN, a NaN score makes its row NaN through p, "
-        "a score of +inf (or only scores of -inf) gives NaN; a NaN output is 0x7fc0"
+        "a score of +inf (or only scores of -inf) gives NaN; a NaN output is 0x7fc0. Under sm90 and cdna3 values "
+        "are finite: an infinity or NaN in v reaches the earlier rows of its tile"
     ),
-    constants={"tile": TILE, "chunk": CHUNK},
+    constants={
+        "tile": TILE,
+        "chunk": CHUNK,
+        "sum_lanes": SUM_LANES,
+        "weight_coefficients": " ".join(c.hex() for c in WEIGHT_COEFFICIENTS),
+    },
 )
 
 ATTENTION_BACKWARD = Boundary(
@@ -41,7 +60,9 @@ ATTENTION_BACKWARD = Boundary(
         f"ascending from +0; D = the {LANES}-lane dot of dO and O; dS = P * (dP - D). dQ_i: the run's arithmetic "
         "over bf16(dS_ij) k_j, j ascending; dV_j: over bf16(P_ij) dO_i and dK_j: over bf16(dS_ij) q_i, for the "
         "query rows in the order given and, inside a row, the heads of the group ascending. Every chain starts at "
-        "+0 and ends with one + (+0), so that terms of zero (masked pairs) can't show in the sign of a zero"
+        "+0 and ends with one + (+0), so that terms of zero (masked pairs) can't show in the sign of a zero. "
+        "Under sm90 and cdna3 P = w(fma(s, c, -m)) * (1 / l), and the rows of a key are counted from the first "
+        "query row of the sequence, so that groups of k start at multiples of their length"
     ),
     precision="bf16 inputs, fp32 scores and accumulators, bf16 gradients",
     rounding=(

@@ -2,6 +2,7 @@
 
 The recurrence is that of M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018; the
 orders are the contract's. Inside this file heads come first: q [H, n, D], k and v [H, L, D], state [H, n].
+What differs under the arithmetic of a matrix unit is in matrix_form.py.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from samebits.arithmetic import dot, exp2, fma, fold_halves, lane_dot
-from samebits.ops.attention import checks
-from samebits.ops.attention.contract import CHUNK, LANES, TILE
+from samebits.ops.attention import checks, matrix_form
+from samebits.ops.attention.contract import CHUNK, LANES, SUM_LANES, TILE
 from samebits.ops.attention.scale import exponent_scale
 
 NAN = float("nan")
@@ -24,7 +25,7 @@ class State:
     """Softmax over the keys seen so far: the largest exponent, the sum and the weighted values."""
 
     m: torch.Tensor  # [H, n]
-    lsum: torch.Tensor  # [H, n]
+    lsum: torch.Tensor  # [H, n]; inside a chunk [H, n, SUM_LANES] under the arithmetic of a matrix unit
     acc: torch.Tensor  # [H, n, D]
 
     def rows(self, which: torch.Tensor) -> State:
@@ -35,25 +36,23 @@ class State:
         m[:, which], lsum[:, which], acc[:, which] = rows.m, rows.lsum, rows.acc
         return State(m, lsum, acc)
 
+    def parts(self) -> matrix_form.Parts:
+        return self.m, self.lsum, self.acc
 
-def empty_state(q: torch.Tensor) -> State:
-    lsum = q.new_zeros(q.shape[:2])
-    return State(torch.full_like(lsum, -torch.inf), lsum, torch.zeros_like(q))
+
+def empty_state(q: torch.Tensor, lanes: tuple[int, ...] = ()) -> State:
+    m = torch.full(q.shape[:2], -torch.inf, device=q.device)
+    return State(m, q.new_zeros(*q.shape[:2], *lanes), torch.zeros_like(q))
 
 
 def chain(
     a: torch.Tensor, b: torch.Tensor, acc: torch.Tensor, valid: torch.Tensor | None = None, arithmetic: str = "fma32"
 ) -> torch.Tensor:
-    """acc [.., M, N] + a [.., M, K] b [.., K, N], k ascending, a and b of bf16 values; +0 where not valid [M, K]."""
+    """acc [.., M, N] + a [.., M, K] b [.., K, N], k ascending, a and b of bf16 values; only where valid [M, K]."""
     if arithmetic == "fma32":
         return _chain_of_fma(a, b, acc, valid)
-    columns = b.transpose(-1, -2).bfloat16()
-    if valid is None:
-        return dot(a.bfloat16(), columns, acc, arithmetic)
-    # each row has its own mask, so each row is a product of its own
-    rows = torch.where(valid, a, 0.0).bfloat16()[..., None, :]
-    columns = torch.where(valid[:, None, :], columns[..., None, :, :], 0)
-    return dot(rows, columns, acc[..., None, :], arithmetic)[..., 0, :]
+    rows = a if valid is None else torch.where(valid, a, 0.0)
+    return dot(rows.bfloat16(), b.transpose(-1, -2).bfloat16(), acc, arithmetic)
 
 
 def _chain_of_fma(a: torch.Tensor, b: torch.Tensor, acc: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor:
@@ -89,19 +88,23 @@ def add_tile(
     arithmetic: str,
 ) -> State:
     """One tile of keys k, v [H, TILE, D], of which row i attends to those with valid [n, TILE]."""
-    s = chain(q, k.transpose(-1, -2), q.new_zeros(*q.shape[:2], TILE), None, arithmetic)
+    if arithmetic != "fma32":
+        return State(*matrix_form.add_tile(state.parts(), q, k, v, valid, c, arithmetic))
+    s = chain(q, k.transpose(-1, -2), q.new_zeros(*q.shape[:2], TILE))
     t = s * c
     largest = torch.where(valid & ~torch.isnan(t), t, -torch.inf).amax(-1)
     m = torch.maximum(state.m, largest)
     a = exp2(state.m - m)
     p = torch.where(valid, exp2(t - m[..., None]), 0.0)
     lsum = fma(state.lsum, a, fold_halves(p))
-    acc = chain(to_bf16(p).float(), v, state.acc * a[..., None], valid, arithmetic)
+    acc = chain(to_bf16(p).float(), v, state.acc * a[..., None], valid)
     return State(m, lsum, acc)
 
 
-def merge(state: State, later: State) -> State:
+def merge(state: State, later: State, arithmetic: str) -> State:
     """The state over an earlier run of chunks and over the chunk that follows it."""
+    if arithmetic != "fma32":
+        return State(*matrix_form.merge(state.parts(), later.parts()))
     m = torch.maximum(state.m, later.m)
     a, b = exp2(state.m - m), exp2(later.m - m)
     lsum = fma(state.lsum, a, later.lsum * b)
@@ -114,21 +117,31 @@ def attend(
 ) -> State:
     """Query rows q [H, n, D] at `positions` [n] over the keys of their sequence; fp32 of bf16 values."""
     total = empty_state(q)
+    lanes = () if arithmetic == "fma32" else (SUM_LANES,)
     for chunk in range(0, k.shape[1], CHUNK):
         reached = positions >= chunk
-        state = empty_state(q)
+        state = empty_state(q, lanes)
         for tile in range(chunk, min(chunk + CHUNK, k.shape[1]), TILE):
             live = positions >= tile
             valid = tile + torch.arange(TILE, device=q.device) <= positions[live, None]
             keys, values = (_padded(x[:, tile : tile + TILE]) for x in (k, v))
             added = add_tile(state.rows(live), q[:, live], keys, values, valid, c, arithmetic)
             state = state.replaced(live, added)
+        if lanes:
+            state = State(state.m, fold_halves(state.lsum), state.acc)
         if chunk > 0:
-            state = merge(total.rows(reached), state.rows(reached))
+            state = merge(total.rows(reached), state.rows(reached), arithmetic)
             total = total.replaced(reached, state)
         else:
             total = state
     return total
+
+
+def normalised(state: State, arithmetic: str) -> torch.Tensor:
+    """[H, n, D]: acc / l, or acc * (1 / l)."""
+    if arithmetic == "fma32":
+        return state.acc / state.lsum[..., None]
+    return state.acc * (1.0 / state.lsum)[..., None]
 
 
 def _padded(x: torch.Tensor) -> torch.Tensor:
@@ -170,7 +183,7 @@ def forward(
     for rows, keys, positions in _sequences(cu_seqlens_q, cu_seqlens, q_positions):
         kh, vh = _heads_first(k[keys], group), _heads_first(v[keys], group)
         state = attend(_heads_first(q[rows]), kh, vh, positions, exponent_scale(scale), arithmetic)
-        out[rows] = to_bf16(state.acc / state.lsum[..., None]).transpose(0, 1)
+        out[rows] = to_bf16(normalised(state, arithmetic)).transpose(0, 1)
         m[rows], lsum[rows] = state.m.T, state.lsum.T
     return out, m, lsum
 
@@ -235,7 +248,7 @@ def backward(
         valid = torch.arange(kh.shape[1], device=q.device) <= positions.repeat_interleave(group)[:, None]
         scores = kh.new_zeros(kv_heads, queries.shape[1], kh.shape[1])
         s = chain(queries, kh.transpose(-1, -2), scores, None, arithmetic)
-        p = exp2(s * exponent_scale(scale) - tops) * sums
+        p = probability(s, exponent_scale(scale), tops, sums, arithmetic)
         ds = p * (chain(douts, vh.transpose(-1, -2), scores, None, arithmetic) - deltas)
         p, ds = (torch.where(valid, to_bf16(x).float(), 0.0) for x in (p, ds))
         dqh = chain(ds, kh, torch.zeros_like(queries), valid, arithmetic) + 0.0
@@ -245,6 +258,13 @@ def backward(
         dk[keys] = to_bf16(dkh * factor).transpose(0, 1)
         dv[keys] = to_bf16(dvh).transpose(0, 1)
     return dq, dk, dv
+
+
+def probability(s: torch.Tensor, c: float, m: torch.Tensor, inverse: torch.Tensor, arithmetic: str) -> torch.Tensor:
+    """P [H, n, L] of scores s, from m and 1 / l [H, n, 1] of the forward pass."""
+    if arithmetic == "fma32":
+        return exp2(s * c - m) * inverse
+    return matrix_form.probability(s, c, m, inverse)
 
 
 def _grouped(x: torch.Tensor, kv_heads: int) -> torch.Tensor:

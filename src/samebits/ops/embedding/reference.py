@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from samebits.arithmetic import canonical_nan
+
 
 def forward(ids: torch.Tensor, weight: torch.Tensor, start: int) -> torch.Tensor:
     """ids [T] int64, weight [rows, H] -> [T, H]; an id outside [start, start + rows) gives a row of +0."""
@@ -17,4 +19,4 @@ def backward(ids: torch.Tensor, dy: torch.Tensor, start: int, dw: torch.Tensor) 
     """dw [rows, H] fp32 advanced in place: dw[id] = dw[id] + dy[t], t ascending."""
     for t, local in enumerate((ids - start).tolist()):
         if 0 <= local < dw.shape[0]:
-            dw[local] = dw[local] + dy[t].float()
+            dw[local] = canonical_nan(dw[local] + dy[t].float())

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 SMS = 132  # of an H100 or H200; other cards get the same launches
+LDS_BYTES = 65536  # of a compute unit of MI300X
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ _TILES = (
     ((128, 128, 64, 8, 5), 0.85),
     ((128, 128, 64, 4, 4), 0.85),
     ((64, 128, 128, 4, 4), 0.78),
-    ((64, 64, 128, 4, 4), 0.58),
+    ((64, 64, 128, 4, 6), 0.58),
     ((64, 32, 256, 4, 4), 0.42),
 )
 
@@ -96,6 +97,15 @@ def _many_rows(m: int, n: int) -> Launch:
         return waves * block_m * block_n / speed
 
     return Launch("persistent", *min(_TILES, key=time)[0])
+
+
+def for_amd(how: Launch) -> Launch:
+    """The same launch for AMD: tiles that the registers of a wave of 64 lanes and 64 KiB of LDS hold, one stage."""
+    block_n, block_k = min(how.block_n, 128), how.block_k
+    while 2 * (how.block_m + block_n) * block_k > LDS_BYTES // 2:
+        block_k //= 2
+    warps = 8 if how.block_m * block_n >= 128 * 128 else how.warps
+    return replace(how, block_n=block_n, block_k=block_k, warps=warps, stages=2, per_sm=1)
 
 
 def main() -> None:

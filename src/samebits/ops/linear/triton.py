@@ -10,9 +10,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from samebits.backends import device_arithmetic, serve_only
 from samebits.backends.device_counters import slot
 from samebits.ops.linear import kernels
-from samebits.ops.linear.launch import Launch, launch
+from samebits.ops.linear.launch import Launch, for_amd, launch
+from samebits.ops.linear.registry import KERNELS as KERNELS
 
 FMA_TILE = 32
+
+OPTIONS: dict[str, object] = {"enable_fp_fusion": False}
+if torch.version.hip is not None:
+    OPTIONS["matrix_instr_nonkdim"] = 16  # the instruction that the arithmetic cdna3 models
 
 
 def forward(
@@ -73,6 +78,8 @@ def matmul(
         return
     serve_only("linear", "triton", arithmetic, "fma32", device_arithmetic(a.device))
     how = how or launch(m, n, k, segments=segments, tma=k > 0 and suits_tma(a, b, c), keep_c=keep_c)
+    if torch.version.hip is not None:
+        how = for_amd(how)
     if how.kernel == "persistent":
         _persistent(a, b, c, bias, name, how)
     elif how.kernel == "tile":
@@ -111,7 +118,7 @@ def _persistent(a: Tensor, b: Tensor, c: Tensor, bias: Tensor | None, name: str,
         a_desc, b_desc, c_desc, bias, slot(name, a.device), m, n, k,
         A_T=a_t, B_T=b_t, BLOCK_M=how.block_m, BLOCK_N=how.block_n, BLOCK_K=how.block_k, GROUP=how.group,
         SUBTILES=subtiles, HAS_BIAS=bias is not None, OUT_BF16=c.dtype == torch.bfloat16,
-        num_warps=how.warps, num_stages=how.stages, enable_fp_fusion=False,
+        num_warps=how.warps, num_stages=how.stages, **OPTIONS,
     )  # fmt: skip
 
 
@@ -132,7 +139,7 @@ def _tile(
         a_desc, b_desc, c_desc, c if keep_c else None, bias, partials, slot(name, a.device), m, n, k, c.stride(0),
         A_T=a_t, B_T=b_t, BLOCK_M=how.block_m, BLOCK_N=how.block_n, BLOCK_K=how.block_k, GROUP=how.group,
         SUBTILES=subtiles, SEGMENTS=segments, CONTINUE=keep_c, HAS_BIAS=bias is not None,
-        OUT_BF16=c.dtype == torch.bfloat16, num_warps=how.warps, num_stages=how.stages, enable_fp_fusion=False,
+        OUT_BF16=c.dtype == torch.bfloat16, num_warps=how.warps, num_stages=how.stages, **OPTIONS,
     )  # fmt: skip
 
 
@@ -143,12 +150,16 @@ def _any(
     last = segments == 1
     target = c if last else torch.empty(segments, m, n, dtype=torch.float32, device=a.device)
     grid = (triton.cdiv(m, how.block_m) * triton.cdiv(n, how.block_n), segments)
+    even = [m % how.block_m == 0, n % how.block_n == 0, k // segments % how.block_k == 0]
+    described = how.swapped and not even[0] and even[2] and a.stride(1) == 1 and suits_tma(a)
+    a_desc = _factor(a, how.block_m, how.block_k)[0] if described else None
     kernels.matmul_any[grid](
-        a, b, target, bias if last else None, slot(name, a.device), m, n, k // segments,
+        a_desc, a, b, target, bias if last else None, slot(name, a.device), m, n, k // segments,
         *a.stride(), *b.stride(), target.stride(-2),
         BLOCK_M=how.block_m, BLOCK_N=how.block_n, BLOCK_K=how.block_k, CONTINUE=keep_c,
+        A_DESC=described, EVEN_M=even[0], EVEN_N=even[1], EVEN_K=even[2],
         HAS_BIAS=last and bias is not None, SWAPPED=how.swapped, OUT_BF16=target.dtype == torch.bfloat16,
-        num_warps=how.warps, num_stages=how.stages, enable_fp_fusion=False,
+        num_warps=how.warps, num_stages=how.stages, **OPTIONS,
     )  # fmt: skip
     if not last:
         _add_segments(target, c, bias)

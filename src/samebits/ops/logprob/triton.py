@@ -20,6 +20,7 @@ from samebits.ops.linear import triton as linear
 from samebits.ops.linear.launch import SMS, Launch
 from samebits.ops.logprob import kernels
 from samebits.ops.logprob.contract import EMPTY_TOP
+from samebits.ops.logprob.registry import KERNELS as KERNELS
 from samebits.ops.logprob.rows import NO_TARGET, Temperature
 
 BLOCK, WARPS = 512, 1  # of a row, for one program
@@ -264,8 +265,8 @@ def _logit_gradient(
 
 
 def _chunk(hidden: Tensor, weight: Tensor) -> int:
-    """Columns of one chunk: fewer tokens leave room for more columns, a multiple of COLUMNS."""
-    return min(COLUMNS * max(1, TOKENS // max(hidden.shape[0], 1)), weight.shape[0])
+    """Columns of one chunk: fewer tokens leave room for more columns, up to four times COLUMNS."""
+    return min(COLUMNS * min(4, max(1, TOKENS // max(hidden.shape[0], 1))), weight.shape[0])
 
 
 def _cuts(length: int, step: int) -> list[slice]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from samebits.arithmetic import fma, lane_dot, round_bf16, sqrt
+from samebits.arithmetic import canonical_nan, fma, lane_dot, round_bf16, sqrt
 from samebits.ops.rms_norm.contract import LANES
 
 
@@ -44,6 +44,7 @@ def backward(
     normed = value * scale[:, None]
     for row in range(x.shape[0]):
         dw.copy_(fma(dy[row].float(), normed[row], dw))
+    dw.copy_(canonical_nan(dw))
     return round_bf16(dx)
 
 

@@ -1,0 +1,160 @@
+"""One training job in many trainer layouts: do the final weights have the same bits, and what does that cost?
+
+    .venv/bin/python benchmarks/layout_weights.py --steps 20
+
+trains the default preset's model on fixed samples, each layout with and without --strict-gradients, and writes
+benchmarks/results/layout_weights.json and the table in docs/megatron.md. `--only NAME` runs one layout and keeps the
+others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from results import ROOT, provenance, save
+from torch import Tensor
+
+from samebits.contract import digest_of
+from samebits.into_megatron.config import TrainerConfig
+from samebits.testing.ranks import Rank, run_ranks
+from samebits.timeline.types import SampleKey, TrainSample
+
+MODEL = ROOT / "src/samebits/presets/arithmetic/model"
+PAGE = ROOT / "docs/megatron.md"
+BEGIN, END = "<!-- layouts: begin -->", "<!-- layouts: end -->"
+MAX_TP = 4
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one rank": {},
+    "small micro-batches": {"max_tokens_per_gpu": 300},
+    "tp 2": {"tp": 2},
+    "tp 4": {"tp": 4},
+    "tp 4, sequence parallel": {"tp": 4, "sequence_parallel": True},
+    "cp 2": {"cp": 2},
+    "cp 4": {"cp": 4},
+    "cp 2, allgather": {"cp": 2, "cp_layout": "allgather"},
+    "pp 2": {"pp": 2},
+    "pp 2, vpp 2": {"pp": 2, "vpp": 2},
+    "dp 2": {"dp": 2},
+    "dp 4": {"dp": 4},
+    "tp 2, cp 2": {"tp": 2, "cp": 2},
+    "pp 2, dp 2": {"pp": 2, "dp": 2},
+    "tp 2, sequence parallel, cp 2, pp 2": {"tp": 2, "sequence_parallel": True, "cp": 2, "pp": 2},
+}
+
+
+def samples() -> list[TrainSample]:
+    """32 samples of 20 to 110 tokens; the trainer's own first scores become the rollout's log-probabilities."""
+    draw, made = random.Random(3), []
+    for index in range(32):
+        prompt, response = draw.randint(10, 30), draw.randint(10, 80)
+        ids = tuple(draw.randrange(4, 512) for _ in range(prompt + response))
+        made.append(TrainSample(SampleKey(0, index // 8, index % 8), ids, prompt, draw.uniform(-1, 1), (0,) * response))
+    return made
+
+
+def train(me: Rank, settings: str, steps: str, directory: str) -> dict[str, Tensor]:
+    """One rank: the digest of the weights after the last step (rank 0), gradient norms, and CPU seconds per step."""
+    from dataclasses import replace
+
+    from samebits.into_megatron.trainer import TrainerRank
+
+    config = TrainerConfig(
+        model=str(MODEL),
+        reference=str(MODEL),
+        kl_coef=0.001,
+        lr=1e-4,
+        max_tp=MAX_TP,
+        rendezvous=f"{directory}/trainer" if me.world > 1 else "",
+        **json.loads(settings),
+    )
+    trainer = TrainerRank(config, me.rank)
+    scores = trainer.score(samples())
+    batch = [replace(sample, rollout_logp_bits=scores[sample.key]) for sample in samples()]
+    norms, seconds = [], []
+    for step in range(int(steps)):
+        started = time.process_time()
+        norms.append(trainer.train_step(step, batch).grad_norm)
+        seconds.append(time.process_time() - started)
+    found = trainer.export(f"{directory}/weights")
+    trainer.close()
+    digest = torch.tensor(list(digest_of(found).encode()), dtype=torch.uint8)
+    return {"digest": digest, "norms": torch.tensor(norms).double(), "seconds": torch.tensor(seconds[1:])}
+
+
+def run(layout: dict[str, Any], strict: bool, steps: int) -> dict[str, Any]:
+    settings = {"max_tokens_per_gpu": 1024, "strict_gradients": strict, **layout}
+    world = 1
+    for name in ("tp", "cp", "pp", "dp"):
+        world *= layout.get(name, 1)
+    with TemporaryDirectory() as folder:
+        ranks = run_ranks(__file__, "train", world, Path(folder), json.dumps(settings), str(steps), folder)
+    return {
+        "weights": bytes(ranks[0]["digest"].tolist()).decode(),
+        "norms": [norm.hex() for norm in ranks[0]["norms"].tolist()],
+        "cpu_seconds": float(sum(rank["seconds"].median() for rank in ranks)),
+        "ranks": world,
+    }
+
+
+def table(record: dict[str, Any]) -> str:
+    """The record as Markdown."""
+    layouts = record["layouts"]
+    single = layouts["one rank"]
+    lines = [
+        f"SHA-256 over the weights after {record['steps']} steps (first 12 digits). Cost: CPU seconds of a step, all",
+        "ranks together, as a multiple of those without `--strict-gradients`, on a machine that had other work.",
+        f"`benchmarks/layout_weights.py --steps {record['steps']}`, record in",
+        "`benchmarks/results/layout_weights.json`:",
+        "",
+        "| layout | ranks | strict | default | norms of all steps as on one rank | cost of strict |",
+        "| --- | ---: | --- | --- | --- | ---: |",
+    ]
+    for name, found in layouts.items():
+        strict, default = found["strict"], found["default"]
+        same = ["same" if found[k]["norms"] == single[k]["norms"] else "other" for k in ("strict", "default")]
+        cost = strict["cpu_seconds"] / default["cpu_seconds"]
+        lines.append(
+            f"| {name} | {strict['ranks']} | `{strict['weights'][:12]}` | `{default['weights'][:12]}` "
+            f"| strict: {same[0]}, default: {same[1]} | {cost:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def write_page(record: dict[str, Any]) -> None:
+    """Put the table into its place in the documentation."""
+    before, rest = PAGE.read_text().split(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n{table(record)}\n{END}{rest.split(END)[1]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--only", choices=LAYOUTS, action="append")
+    arguments = parser.parse_args()
+    target = ROOT / "benchmarks/results/layout_weights.json"
+    old = json.loads(target.read_text()) if target.is_file() and arguments.only else {"layouts": {}}
+    found = old["layouts"]
+    for name in arguments.only or LAYOUTS:
+        kinds = {"strict": True, "default": False}
+        found[name] = {kind: run(LAYOUTS[name], strict, arguments.steps) for kind, strict in kinds.items()}
+        record = {
+            "what": "final weights by trainer layout",
+            **provenance(),
+            "steps": arguments.steps,
+            "layouts": {key: found[key] for key in LAYOUTS if key in found},
+        }
+        save("layout_weights", record)
+        print(name, found[name]["strict"]["weights"][:12], found[name]["default"]["weights"][:12], flush=True)
+    if "one rank" in found:
+        write_page(record)
+
+
+if __name__ == "__main__":
+    main()

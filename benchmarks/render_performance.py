@@ -1,0 +1,126 @@
+"""Render docs/performance.md from the records in benchmarks/results: `python benchmarks/render_performance.py`.
+
+A section is a function from a file's content to Markdown, listed in SECTIONS under the file's name; a file that does
+not exist leaves its section out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs/performance.md"
+HEAD = """# Performance
+
+Side by side on one card, medians of repeats that take turns; raw records are in `benchmarks/results/`. A ratio is the
+peer's time over ours: above 1 we are faster. This page is written by `benchmarks/render_performance.py`.
+"""
+
+Data = dict[str, Any]
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def origin(data: Data) -> str:
+    """Where the records come from, in one line."""
+    o = data["origin"]
+    versions = ", ".join(f"{name} {number}" for name, number in o["versions"].items() if number)
+    return f"{o['card']}, driver {o['driver']}, CUDA {o['cuda']}, {versions}; commit `{o['commit'][:12]}`."
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """The n-th root of the product."""
+    return math.exp(sum(math.log(v) for v in values) / len(values))
+
+
+def linear(data: Data) -> str:
+    """Linear maps beside torch.mm."""
+    records = data["records"]
+    rows = sorted({r["m"] for r in records})
+    summary = []
+    for m in rows:
+        here = [r for r in records if r["m"] == m]
+        ratios, own = [r["ratio"] for r in here], [r["own_ratio"] for r in here]
+        cells = (geometric_mean(ratios), min(ratios), geometric_mean(own), min(own))
+        summary.append([str(m), *(f"{c:.2f}" for c in cells), str(sum(r["certified"] for r in here))])
+    few, many = ([r["ratio"] for r in records if keep(r["m"])] for keep in (lambda m: m <= 64, lambda m: m >= 512))
+    lowest = min(r["ratio"] for r in records)
+    names = sorted({(r["n"], r["k"], r["what"]) for r in records}, key=lambda s: (s[2].split()[-1], s[2]))
+    every = [[what, f"{n} x {k}", *(_ratio(records, m, n, k, what) for m in rows)] for n, k, what in names]
+    return "\n\n".join((
+        "## Linear maps",
+        "The weights of Qwen3-8B split over 1, 2, 4 and 8 ranks, M rows of input, against `torch.mm`, in captured "
+        "graphs; weights rotate through more memory than the L2 cache holds. `own` is the Triton kernel alone; a run "
+        "takes the vendor's product where a certificate exists (its bits were those of the contract on random and "
+        "adversarial inputs, eagerly and in a graph) and it is the faster one.",
+        origin(data),
+        f"Geometric mean {geometric_mean(few):.3f} for M <= 64 and {geometric_mean(many):.3f} for M >= 512 (wanted: "
+        f"0.97 both); lowest single ratio {lowest:.2f} (wanted: 0.85).",
+        table(["M", "geometric mean", "lowest", "own: geometric mean", "own: lowest", "certified shapes"], summary),
+        "Every ratio:",
+        table(["weight", "N x K", *(f"M={m}" for m in rows)], every),
+    ))  # fmt: skip
+
+
+def _ratio(records: list[Data], m: int, n: int, k: int, what: str) -> str:
+    found = [r for r in records if (r["m"], r["n"], r["k"], r["what"]) == (m, n, k, what)]
+    return f"{found[0]['ratio']:.2f}" + ("*" if found[0]["certified"] else "") if found else ""
+
+
+def logprob(data: Data) -> str:
+    """LM head with log-probability."""
+    rows = []
+    for r in data["records"]:
+        alone = r.get("samebits_backward_tflops")
+        rows.append([
+            r["what"].split(", ")[1], r["shape"], r["peer"], f"{r['samebits_s'] * 1e3:.2f}", f"{r['peer_s'] * 1e3:.2f}",
+            f"{r['ratio']:.2f}", f"{r['samebits_tflops']:.0f}", f"{alone:.0f}" if alone else "",
+            f"{r['samebits_peak_bytes'] / 2**20:.0f}", f"{r['peer_peak_bytes'] / 2**20:.0f}",
+        ])  # fmt: skip
+    head = [
+        "what",
+        "shape",
+        "peer",
+        "ours, ms",
+        "peer, ms",
+        "ratio",
+        "TFLOP/s",
+        "backward alone",
+        "extra MiB",
+        "peer MiB",
+    ]
+    return "\n\n".join((
+        "## LM head and log-probability",
+        "Operations are counted as 2 T V H forward and 4 T V H backward; computing the logits again in the backward "
+        "pass is not counted. Extra memory is the peak above what was held before, gradients that a pass returns "
+        "included; ours adds the weight's gradient to an fp32 `main_grad` that exists before.",
+        origin(data),
+        table(head, rows),
+    ))  # fmt: skip
+
+
+SECTIONS: dict[str, Callable[[Data], str]] = {"gpu_linear": linear, "gpu_logprob": logprob}
+
+
+def main() -> None:
+    parts = [HEAD.strip()]
+    for name, section in SECTIONS.items():
+        path = ROOT / "benchmarks/results" / f"{name}.json"
+        if path.exists():
+            parts.append(section(json.loads(path.read_text(encoding="utf-8"))))
+        notes = ROOT / "benchmarks/notes" / f"{name}.md"
+        if notes.exists():
+            parts.append(notes.read_text(encoding="utf-8").strip())
+    PAGE.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

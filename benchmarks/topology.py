@@ -1,0 +1,121 @@
+"""The matrix of layouts and the reference workload's own layout, put on record; docs/topology.md shows both.
+
+    .venv/bin/python benchmarks/topology.py matrix --file recipes/topology-full.toml --folder runs/matrix-full
+    .venv/bin/python benchmarks/topology.py reference --steps 200 --folder runs/reference-layout
+    .venv/bin/python benchmarks/topology.py docs
+
+write benchmarks/results/topology.json, benchmarks/results/topology_reference.json and the tables of docs/topology.md.
+What already lies in the folders is taken over, so a call that was interrupted continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from results import ROOT, provenance, save
+
+from samebits.evidence.verify import verify
+from samebits.matrix.record import grid
+
+RESULTS = ROOT / "benchmarks/results"
+PAGE = ROOT / "docs/topology.md"
+# The layout of the reference workload: a trainer of eight ranks, two engines of four workers each.
+REFERENCE = ("--train-tp", "4", "--train-cp", "2", "--rollout-engines", "2", "--rollout-tp", "4")
+
+
+def samebits(*words: str) -> int:
+    """`samebits` in the Python of this process; its exit code."""
+    return subprocess.run([sys.executable, "-m", "samebits.cli.main", *words], check=False).returncode
+
+
+def run_matrix(file: Path, folder: Path) -> None:
+    """Runs the matrix and saves its record."""
+    code = samebits("run", "--matrix", str(file), "--matrix-dir", str(folder))
+    if code not in (0, 1):
+        sys.exit(f"the matrix ended with {code}: call again, what is done is taken over")
+    record = json.loads((folder / "matrix.json").read_text())
+    command = f"samebits run --matrix {file.as_posix()}"
+    # where the model lay is of no interest elsewhere; its shape is in the record
+    job = {key: value for key, value in record["job"].items() if key != "model"}
+    save("topology", {"command": command, **provenance(), **record, "job": job})
+
+
+def run_reference(steps: int, folder: Path) -> None:
+    """Runs the reference layout and saves what `verify` recomputes from the raw bits."""
+    words = ("run", *REFERENCE, "--num-rollout", str(steps), "--eval-interval", "0")
+    if not (folder / "seal.json").exists():
+        samebits(*words, "--run-dir", str(folder))
+    found = verify(folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    names = ("steps", "compared_tokens", "mismatch_count", "max_abs_diff")
+    record = {
+        "what": "the reference workload's layout: trainer TP4 x CP2 (8 ranks), two engines of TP4 (8 workers)",
+        "command": " ".join(["samebits", *words]),
+        **provenance(),
+        "verdict": found.verdict.value,
+        "problems": list(found.problems),
+        **{name: summary[name] for name in names},
+        "processes": sorted(path.stem for path in (folder / "routes").iterdir()),
+    }
+    save("topology_reference", record)
+    print(f"{record['verdict']}: {record['mismatch_count']} of {record['compared_tokens']} differ")
+
+
+def tables() -> dict[str, str]:
+    """The generated parts of the page, by name, from the committed records."""
+    found = {}
+    if (RESULTS / "topology.json").exists():
+        found["matrix"] = _matrix(json.loads((RESULTS / "topology.json").read_text()))
+    if (RESULTS / "topology_reference.json").exists():
+        found["reference"] = _reference(json.loads((RESULTS / "topology_reference.json").read_text()))
+    return found
+
+
+def _matrix(record: dict[str, Any]) -> str:
+    tokens = sum(pair.get("compared_tokens", 0) for pair in record["pairs"])
+    return (
+        f"`{record['command']}`: **{record['verdict']}** in {len(record['pairs'])} pairs, {tokens:,} comparisons; "
+        f"{len({pair.get('logp') for pair in record['pairs']})} digest of all tokens and log-probabilities. A cell "
+        f"counts the tokens whose two log-probabilities differ in any bit.\n\n{grid(record)}"
+    )
+
+
+def _reference(record: dict[str, Any]) -> str:
+    return (
+        f"`{record['command']}`: **{record['verdict']}**, {record['mismatch_count']:,} of "
+        f"{record['compared_tokens']:,} log-probabilities differ over {record['steps']} steps, "
+        f"{len(record['processes'])} processes with a route record each.\n"
+    )
+
+
+def page(text: str) -> str:
+    """The page with its generated parts made anew."""
+    for name, table in tables().items():
+        begin, end = f"<!-- {name}: made by benchmarks/topology.py -->\n", f"<!-- end of {name} -->\n"
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(end)
+        text = f"{before}{begin}{table}{end}{after}"
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["matrix", "reference", "docs"])
+    parser.add_argument("--file", type=Path, default=Path("recipes/topology-full.toml"))
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--steps", type=int, default=200)
+    given = parser.parse_args()
+    if given.what == "matrix":
+        run_matrix(given.file, given.folder or Path("runs/matrix-full"))
+    elif given.what == "reference":
+        run_reference(given.steps, given.folder or Path("runs/reference-layout"))
+    PAGE.write_text(page(PAGE.read_text()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Which tensor-parallel sizes of an engine can serve a model: decided from sizes alone, before any process starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def check_rollout_layout(config: Mapping[str, Any], tp: int, max_tp: int) -> None:
+    """Raise ValueError with the rule that an engine of `tp` workers breaks, and the nearest size that works.
+
+    `config` is the model's config.json. `max_tp` is the number of K segments of row-parallel layers, the largest
+    tensor parallelism of either side.
+    """
+    broken = next(broken_rules(config, tp, max_tp), None)
+    if broken is None:
+        return
+    smaller = (size for size in range(tp - 1, 0, -1) if next(broken_rules(config, size, max_tp), None) is None)
+    near = next(smaller, None)
+    hint = f"the nearest that works: {near}" if near else f"none works with max_tp {max_tp}"
+    raise ValueError(f"rollout_tp {tp}: {broken}; {hint}")
+
+
+def broken_rules(config: Mapping[str, Any], tp: int, max_tp: int) -> Iterator[str]:
+    """Every rule that an engine of `tp` workers breaks, in words."""
+    heads, ffn = config.get("num_attention_heads"), config.get("intermediate_size")
+    if not heads or not ffn:
+        return  # another kind of model, which is refused by its name
+    kv_heads = config.get("num_key_value_heads") or heads
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    for name, size in (("the number of workers", tp), ("max_tp", max_tp)):
+        if size < 1 or size & (size - 1):
+            yield f"{name} ({size}) is not a power of two: the tree over ranks must be balanced"
+    if max_tp % tp:
+        yield f"max_tp ({max_tp}) does not divide by {tp}: a worker must hold whole K segments"
+    # Fewer key/value heads than workers: each head is held by several, whole.
+    few = min(kv_heads, tp)
+    for what, size, parts in (
+        ("attention: query heads", heads, tp),
+        ("attention: key/value heads", kv_heads, few),
+        ("attention: workers over few key/value heads", tp, few),
+        ("ffn: intermediate size", ffn, tp),
+        ("linear: K of the output projection", heads * head_dim, max_tp),
+        ("linear: K of the down projection", ffn, max_tp),
+    ):
+        if size % parts:
+            yield f"{what} ({size}) does not divide by {parts}"

@@ -1,0 +1,153 @@
+"""Forward for few rows per sequence (decode): programs share the chunks of a row; a second kernel merges them.
+
+The operands are swapped (keys are the rows of the matrix products), so that 16 query rows fill a matrix instruction.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from samebits.arithmetic.triton import count_launch, round_bf16_of
+from samebits.ops.attention.triton_rows import find_rows, key_rows, load_rows
+from samebits.ops.attention.triton_softmax import (
+    KEYS,
+    SUMS,
+    TILES,
+    fold_rows,
+    larger,
+    merged,
+    rescaling_of,
+    weight_of,
+)
+
+
+@triton.jit
+def _rows_and_positions(first, begin, count, length, GROUP: tl.constexpr, ROWS: tl.constexpr):
+    r = first + tl.arange(0, ROWS)
+    token = tl.minimum(r // GROUP, count - 1)
+    return r, begin + token, r < count * GROUP, token + (length - count)
+
+
+@triton.jit(do_not_specialize=["tokens", "B"])
+def chunk_states(
+    q, k, v, out, m_out, l_out, acc_out, rows_of, lengths, table, counter,
+    tokens, B, q_token, q_head, k_token, k_head, v_token, v_head, page_stride, table_stride, c,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr,
+    ROWS: tl.constexpr, BATCH: tl.constexpr, MOST: tl.constexpr, SPLITS: tl.constexpr, DIRECT: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """Program (block and head, split) takes the chunks split, split + SPLITS, ... of its rows, keys in pages.
+
+    The states go to m_out, l_out [chunk, tokens * heads] and acc_out [chunk, tokens * heads, D]; where DIRECT
+    (rows of one chunk), the result goes to `out`.
+    """
+    count_launch(counter)
+    head = tl.program_id(0) % HEADS
+    b, first = find_rows(tl.program_id(0) // HEADS, rows_of, B, GROUP, ROWS, BATCH, 1, MOST, False)
+    if b < 0:
+        return
+    begin = tl.load(rows_of + b)
+    count = tl.load(rows_of + b + 1) - begin
+    length = tl.load(lengths + b)
+    table += b.to(tl.int64) * table_stride
+    r, token, ok, position = _rows_and_positions(first, begin, count, length, GROUP, ROWS)
+    highest = tl.minimum((first + ROWS - 1) // GROUP, count - 1) + (length - count)
+    tiles = highest // KEYS + 1
+    chunks = (tiles + TILES - 1) // TILES
+    split = tl.program_id(1)
+    own = (chunks - split + SPLITS - 1) // SPLITS
+    if own <= 0:
+        return
+    steps = own * TILES
+    if split + (own - 1) * SPLITS == chunks - 1:
+        steps -= chunks * TILES - tiles
+    d = tl.arange(0, WIDTH)
+    j = tl.arange(0, KEYS)
+    queries = token.to(tl.int64) * q_token + (head * GROUP + r % GROUP) * q_head
+    qt = load_rows(q, queries, d, ok, True, D, WIDTH).T
+    k += head * k_head
+    v += head * v_head
+    at = (token.to(tl.int64) * HEADS + head) * GROUP + r % GROUP
+    all_rows = tokens.to(tl.int64) * (HEADS * GROUP)
+    m = tl.full((ROWS,), float("-inf"), tl.float32)
+    lanes = tl.zeros((SUMS, ROWS), tl.float32)
+    acc = tl.zeros((WIDTH, ROWS), tl.float32)
+    for step in tl.range(0, steps, num_stages=STAGES):
+        chunk = split + step // TILES * SPLITS
+        first_key = (chunk * TILES + step % TILES) * KEYS
+        keys = first_key + j
+        inside = keys < length
+        k_rows = key_rows(keys, length, table, page_stride, k_token, 0, SIZE, True)
+        kt = load_rows(k, k_rows, d, inside, True, D, WIDTH)
+        v_rows = key_rows(keys, length, table, page_stride, v_token, 0, SIZE, True)
+        vt = load_rows(v, v_rows, d, inside, True, D, WIDTH)
+        s = tl.dot(kt, qt)
+        valid = keys[:, None] <= position[None, :]
+        top = tl.reduce(tl.where(valid, s, float("-inf")), 0, larger)
+        m_next = larger(m, top * c)
+        a = tl.where(position >= first_key, rescaling_of(m, m_next), 1.0)
+        p = tl.where(valid, weight_of(tl.fma(s, c, -m_next[None, :])), 0.0)
+        lanes = tl.fma(lanes, a[None, :], fold_rows(p, ROWS, KEYS, SUMS))
+        acc = tl.dot(vt.T, p.to(tl.bfloat16), acc * a[None, :])
+        m = m_next
+        if (step % TILES == TILES - 1) | (step == steps - 1):
+            lsum = tl.reshape(fold_rows(lanes, ROWS, SUMS, 1), (ROWS,))
+            if DIRECT:
+                rounded = round_bf16_of(acc * tl.div_rn(1.0, lsum)[None, :])
+                tl.store(out + at[None, :] * D + d[:, None], rounded, mask=ok[None, :] & (d < D)[:, None])
+            else:
+                to = chunk.to(tl.int64) * all_rows + at
+                tl.store(m_out + to, m, mask=ok)
+                tl.store(l_out + to, lsum, mask=ok)
+                tl.store(acc_out + to[None, :] * D + d[:, None], acc, mask=ok[None, :] & (d < D)[:, None])
+            m = tl.full((ROWS,), float("-inf"), tl.float32)
+            lanes = tl.zeros((SUMS, ROWS), tl.float32)
+            acc = tl.zeros((WIDTH, ROWS), tl.float32)
+
+
+@triton.jit(do_not_specialize=["tokens", "B"])
+def merge_chunks(
+    m_in, l_in, acc_in, out, rows_of, lengths, counter, tokens, B,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    BATCH: tl.constexpr, MOST: tl.constexpr, AHEAD: tl.constexpr, DIRECT: tl.constexpr,
+):  # fmt: skip
+    """The chunk states of each row merged, chunks ascending, AHEAD of them read at a time; +0 outside all requests.
+
+    Where DIRECT only the rows outside all requests are left to do.
+    """
+    count_launch(counter)
+    head = tl.program_id(0) % HEADS
+    b, first = find_rows(tl.program_id(0) // HEADS, rows_of, B, GROUP, ROWS, BATCH, 1, MOST, False)
+    d = tl.arange(0, WIDTH)
+    if b < 0:
+        row = tl.load(rows_of + B) * GROUP + first * ROWS + tl.arange(0, ROWS)
+        to = ((row // GROUP).to(tl.int64) * HEADS + head) * GROUP + row % GROUP
+        outside = (row // GROUP < tokens)[:, None] & (d < D)[None, :]
+        tl.store(out + to[:, None] * D + d[None, :], tl.zeros((ROWS, WIDTH), tl.bfloat16), mask=outside)
+        return
+    if DIRECT:
+        return
+    begin = tl.load(rows_of + b)
+    count = tl.load(rows_of + b + 1) - begin
+    r, token, ok, position = _rows_and_positions(first, begin, count, tl.load(lengths + b), GROUP, ROWS)
+    at = (token.to(tl.int64) * HEADS + head) * GROUP + r % GROUP
+    all_rows = tokens.to(tl.int64) * (HEADS * GROUP)
+    own = position // (KEYS * TILES) + 1
+    m = tl.full((ROWS,), float("-inf"), tl.float32)
+    lsum = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, WIDTH), tl.float32)
+    for chunk in tl.range(0, tl.max(own, 0), loop_unroll_factor=AHEAD):
+        there = ok & (chunk < own)
+        source = chunk * all_rows + at
+        m_c = tl.load(m_in + source, mask=there, other=0.0)
+        l_c = tl.load(l_in + source, mask=there, other=0.0)
+        acc_c = tl.load(acc_in + source[:, None] * D + d[None, :], mask=there[:, None] & (d < D)[None, :], other=0.0)
+        new_m, new_l, new = merged(m, lsum, acc, m_c, l_c, acc_c)
+        m = tl.where(there, new_m, m)
+        lsum = tl.where(there, new_l, lsum)
+        acc = tl.where(there[:, None], new, acc)
+    rounded = round_bf16_of(acc * tl.div_rn(1.0, lsum)[:, None])
+    tl.store(out + at[:, None] * D + d[None, :], rounded, mask=ok[:, None] & (d < D)[None, :])

@@ -1,0 +1,23 @@
+"""How many rows a program takes: a function of the shape alone. No choice here can change a bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Launch:
+    rows: int
+    warps: int
+
+
+def forward(width: int) -> Launch:
+    """Wide rows have threads of their own, narrow ones share a program."""
+    if width > 512:
+        return Launch(1, 2) if width > 1024 else Launch(1, 1)
+    return Launch(16, 4)
+
+
+def backward(width: int) -> Launch:
+    """As forward; it keeps two values per element in registers, so it takes more threads."""
+    return Launch(1, 4) if width > 1024 else forward(width)

@@ -1,0 +1,150 @@
+"""The Triton kernels, on tensors of a CUDA or HIP device."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from samebits.arithmetic.triton import count_launch, fold_halves_of, round_bf16_of
+from samebits.backends.device_counters import slot
+from samebits.ops.rms_norm import launch
+from samebits.ops.rms_norm.contract import LANES
+from samebits.ops.rms_norm.launch import Launch
+
+_LANES = tl.constexpr(LANES)
+
+
+@triton.jit
+def _block(x, start, lane, ok, W: tl.constexpr):
+    """x [.., start + lane], +0 past the width."""
+    if start + _LANES <= W:
+        return tl.load(x + start + lane, mask=ok, other=0.0)
+    else:
+        return tl.load(x + start + lane, mask=ok & (start + lane < W), other=0.0)
+
+
+@triton.jit
+def norm_forward(
+    x, residual, weight, y, total, scale, counter, rows, x_row, residual_row, eps,
+    W: tl.constexpr, ADD: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """ROWS whole rows per program, kept in registers between the sum of squares and the product."""
+    count_launch(counter)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    lane = tl.arange(0, _LANES)[None, :]
+    ok = row < rows
+    acc = tl.zeros((ROWS, _LANES), tl.float32)
+    kept = ()
+    for start in tl.static_range(0, W, _LANES):
+        value = _block(x + row * x_row, start, lane, ok, W)
+        if ADD:
+            other = _block(residual + row * residual_row, start, lane, ok, W)
+            value = round_bf16_of(value.to(tl.float32) + other.to(tl.float32))
+            tl.store(total + row * W + start + lane, value, mask=ok & (start + lane < W))
+        kept = kept + (value,)
+        wide = value.to(tl.float32)
+        acc = tl.fma(wide, wide, acc)
+    mean = tl.div_rn(fold_halves_of(acc, ROWS, _LANES), W * 1.0)
+    factor = tl.div_rn(1.0, tl.sqrt_rn(mean + eps))
+    tl.store(
+        scale + tl.reshape(row, (ROWS,)), tl.where(factor != factor, float("nan"), factor), mask=tl.reshape(ok, (ROWS,))
+    )
+    for block in tl.static_range(0, (W + _LANES - 1) // _LANES):
+        at = block * _LANES + lane
+        w = tl.load(weight + at, mask=at < W, other=0.0).to(tl.float32)
+        out = round_bf16_of((kept[block].to(tl.float32) * factor[:, None]) * w)
+        tl.store(y + row * W + at, out, mask=ok & (at < W))
+
+
+@triton.jit
+def norm_backward(
+    dy, x, weight, scale, dsum, dx, counter, rows, dy_row, x_row, dsum_row,
+    W: tl.constexpr, ADD: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The gradient of x, ROWS whole rows per program."""
+    count_launch(counter)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    lane = tl.arange(0, _LANES)[None, :]
+    ok = row < rows
+    acc = tl.zeros((ROWS, _LANES), tl.float32)
+    values = ()
+    upstream = ()
+    for start in tl.static_range(0, W, _LANES):
+        value = _block(x + row * x_row, start, lane, ok, W)
+        d = _block(dy + row * dy_row, start, lane, ok, W)
+        w = tl.load(weight + start + lane, mask=start + lane < W, other=0.0).to(tl.float32)
+        acc = tl.fma(d.to(tl.float32) * w, value.to(tl.float32), acc)
+        values = values + (value,)
+        upstream = upstream + (d,)
+    factor = tl.load(scale + tl.reshape(row, (ROWS,)), mask=tl.reshape(ok, (ROWS,)), other=0.0)
+    k = tl.div_rn((fold_halves_of(acc, ROWS, _LANES) * factor) * factor, W * 1.0)
+    for block in tl.static_range(0, (W + _LANES - 1) // _LANES):
+        at = block * _LANES + lane
+        w = tl.load(weight + at, mask=at < W, other=0.0).to(tl.float32)
+        scaled = upstream[block].to(tl.float32) * w
+        out = (scaled - values[block].to(tl.float32) * k[:, None]) * factor[:, None]
+        if ADD:
+            out = out + tl.load(dsum + row * dsum_row + at, mask=ok & (at < W), other=0.0).to(tl.float32)
+        tl.store(dx + row * W + at, round_bf16_of(out), mask=ok & (at < W))
+
+
+@triton.jit
+def norm_weight_gradient(
+    dy, x, scale, dw, counter, rows, dy_row, x_row, W, COLUMNS: tl.constexpr, UNROLL: tl.constexpr
+):
+    """dw[i] goes on as a chain of fma over rows, ascending; a program owns COLUMNS elements."""
+    count_launch(counter)
+    at = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    ok = at < W
+    acc = tl.load(dw + at, mask=ok, other=0.0)
+    dy += at
+    x += at
+    for row in tl.range(0, rows, loop_unroll_factor=UNROLL):
+        d = tl.load(dy, mask=ok, other=0.0).to(tl.float32)
+        value = tl.load(x, mask=ok, other=0.0).to(tl.float32)
+        acc = tl.fma(d, value * tl.load(scale + row), acc)
+        dy += dy_row
+        x += x_row
+    tl.store(dw + at, acc, mask=ok)
+
+
+def forward(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, how: Launch | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As the definition; `how` overrides the launch: any of them gives the same bits."""
+    rows, width = x.shape
+    y = torch.empty(rows, width, dtype=torch.bfloat16, device=x.device)
+    scale = torch.empty(rows, dtype=torch.float32, device=x.device)
+    total = x if residual is None else torch.empty_like(y)
+    how = how or launch.forward(width)
+    if rows:
+        norm_forward[(triton.cdiv(rows, how.rows),)](
+            x, residual, weight, y, total, scale, slot("rms_norm.forward", x.device), rows, x.stride(0),
+            0 if residual is None else residual.stride(0), eps,
+            W=width, ADD=residual is not None, ROWS=how.rows, num_warps=how.warps, enable_fp_fusion=False,
+        )  # fmt: skip
+    return y, total, scale
+
+
+def backward(
+    dy: Tensor, x: Tensor, weight: Tensor, scale: Tensor, dsum: Tensor | None, dw: Tensor, how: Launch | None = None
+) -> Tensor:
+    """As the definition."""
+    rows, width = x.shape
+    dx = torch.empty(rows, width, dtype=torch.bfloat16, device=x.device)
+    how = how or launch.backward(width)
+    if rows:
+        norm_backward[(triton.cdiv(rows, how.rows),)](
+            dy, x, weight, scale, dsum, dx, slot("rms_norm.backward", x.device), rows, dy.stride(0), x.stride(0),
+            0 if dsum is None else dsum.stride(0),
+            W=width, ADD=dsum is not None, ROWS=how.rows, num_warps=how.warps, enable_fp_fusion=False,
+        )  # fmt: skip
+        norm_weight_gradient[(triton.cdiv(width, 32),)](
+            dy, x, scale, dw, slot("rms_norm.weight_gradient", x.device), rows, dy.stride(0), x.stride(0), width,
+            COLUMNS=32, UNROLL=32, num_warps=1, enable_fp_fusion=False,
+        )  # fmt: skip
+    return dx

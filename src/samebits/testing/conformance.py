@@ -1,0 +1,102 @@
+"""`python -m samebits.testing.conformance`: does a backend give the contract's bits?
+
+One line per case, which is also the filter that runs it alone. The last line counts. Exit code 0: every case that
+ran is the same; 1: some differ or failed; 2: nothing ran, so nothing is known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from samebits.backends import ARITHMETICS, announced
+from samebits.testing.cases import OPS, Case, Subject, applies, cases, difference
+
+SAME, DIFFERS, FAILED, REFUSED = "same", "DIFFERS", "FAILED", "refused"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: a case of an op, computed by a subject."""
+
+    case: Case
+    subject: Subject
+
+    def __str__(self) -> str:
+        return f"{self.case.op} {self.subject.backend} {self.case.name}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """`outcome` is SAME, DIFFERS, FAILED (an exception) or REFUSED (a ValueError: the backend does not serve this)."""
+
+    row: Row
+    outcome: str
+    why: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.outcome:8}{self.seconds:7.2f} s  {self.row}{': ' if self.why else ''}{self.why}"
+
+
+def table(subject: Subject, long: bool = False, ops: Sequence[str] = OPS) -> list[Row]:
+    """Every row that means something for the subject. Cheap: no number is drawn."""
+    return [Row(case, subject) for op in ops for case in cases(op, long) if applies(case, subject)]
+
+
+def chosen(rows: Sequence[Row], text: str) -> list[Row]:
+    """The rows that print as `text`, or else those that contain each of its words."""
+    exact = [row for row in rows if str(row) == text]
+    return exact or [row for row in rows if all(word in str(row) for word in text.split())]
+
+
+def run(row: Row) -> Result:
+    """Compute both sides and compare them. A backend's exceptions are results, too."""
+    begin = time.perf_counter()
+    try:
+        why = difference(row.case, row.subject)
+        outcome = DIFFERS if why else SAME
+    except ValueError as error:
+        outcome, why = REFUSED, str(error)
+    except Exception as error:  # noqa: BLE001  whatever a backend under test raises is its result
+        outcome, why = FAILED, f"{type(error).__name__}: {error}"
+    return Result(row, outcome, why, time.perf_counter() - begin)
+
+
+def ops_of(backend: str) -> tuple[str, ...]:
+    """The ops to test: those that were announced for an outside backend, all ops for one of samebits."""
+    outside = {op for op, name in announced() if name == backend}
+    return tuple(op for op in OPS if op in outside) or OPS
+
+
+def main(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m samebits.testing.conformance", description=__doc__)
+    parser.add_argument("--backend", default="cpu", help="who is tested: cpu, triton, or a registered name")
+    parser.add_argument("--device", default="cpu", help="where its tensors lie: cpu, cuda, cuda:1 ...")
+    parser.add_argument("--arithmetic", default="fma32", choices=ARITHMETICS, help="how dot products accumulate")
+    parser.add_argument("--filter", default="", metavar="TEXT", help="a printed line, or words that it must contain")
+    parser.add_argument("--long", action="store_true", help="the cases of `make conformance`, too")
+    parser.add_argument("--list", action="store_true", help="print the table and run nothing")
+    asked = parser.parse_args(words)
+    subject = Subject(asked.backend, asked.device, asked.arithmetic)
+    rows = chosen(table(subject, asked.long, ops_of(asked.backend)), asked.filter)
+    if asked.list:
+        print("\n".join(map(str, rows)))
+        return 0
+    counts: Counter[str] = Counter()
+    for row in rows:
+        result = run(row)
+        counts[result.outcome] += 1
+        print(result, flush=True)
+    print(f"{len(rows)} cases: " + ", ".join(f"{counts[name]} {name}" for name in (SAME, DIFFERS, FAILED, REFUSED)))
+    if counts[DIFFERS] or counts[FAILED]:
+        return 1
+    return 0 if counts[SAME] else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,101 @@
+"""vLLM on a GPU with the samebits route: the bits of one packed forward pass, eager and captured.
+
+python -m pytest tests/gpu/test_rollout.py
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "into_vllm"))
+
+from hosted_engines import Engine, engine_config, hosted
+from models import make_model, make_requests
+from oracle import response_bits
+
+from samebits.backends import device_arithmetic
+from samebits.contract import run_contract
+from samebits.timeline.types import Rollout
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed here"),
+]
+SEGMENTS = 2
+REQUESTS = make_requests(24, tokens=40)
+
+
+def gpu_config(model: Path, **changes: Any) -> Any:
+    from samebits.ops.boundaries import BOUNDARIES
+
+    arithmetic = device_arithmetic(torch.device("cuda", 0))
+    contract = run_contract(BOUNDARIES, segments=SEGMENTS, arithmetic=arithmetic).as_data()
+    settings = {"device": "cuda", "contract": contract, "kv_cache_gib": 1.0, **changes}
+    return engine_config(model, **settings)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gpu_rollout")
+
+
+@pytest.fixture(scope="module")
+def tiny(home: Path) -> Path:
+    return make_model(home / "tiny")
+
+
+@pytest.fixture(scope="module")
+def eager(home: Path, tiny: Path) -> Iterator[Engine]:
+    with hosted(home, "eager", gpu_config(tiny, graphs=False)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def captured(home: Path, tiny: Path) -> Iterator[Engine]:
+    with hosted(home, "captured", gpu_config(tiny)) as engine:
+        yield engine
+
+
+def facts(rollouts: list[Rollout]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    return [(r.token_ids, r.logp_bits) for r in rollouts]
+
+
+def test_the_bits_are_those_of_one_packed_forward_pass(eager: Engine, tiny: Path) -> None:
+    batch = eager("generate", REQUESTS)
+    assert sum(len(r.token_ids) for r in batch) >= 256
+    assert [r.logp_bits for r in batch] == response_bits(tiny, batch, [1.0] * len(batch), SEGMENTS, "cuda")
+
+
+def test_the_comparison_can_fail(eager: Engine, home: Path) -> None:
+    batch = eager("generate", REQUESTS)
+    other = make_model(home / "other", seed=1)
+    expected = response_bits(other, batch, [1.0] * len(batch), SEGMENTS, "cuda")
+    assert all(r.logp_bits != bits for r, bits in zip(batch, expected, strict=True))
+
+
+def test_graphs_change_nothing_and_leave_evidence(eager: Engine, captured: Engine) -> None:
+    before = captured("proof")[0]["counters"]
+    assert facts(captured("generate", REQUESTS)) == facts(eager("generate", REQUESTS))
+    proof = captured("proof")[0]
+    assert proof["mode"] == "captured"
+    grown = {name for name, count in proof["counters"].items() if count > before.get(name, 0)}
+    assert any(name.startswith("attention.") for name in grown), grown
+
+
+def test_one_at_a_time_and_from_the_prefix_cache(captured: Engine) -> None:
+    batch = facts(captured("generate", REQUESTS))
+    assert facts(captured("generate", REQUESTS)) == batch
+    assert [facts(captured("generate", [r]))[0] for r in REQUESTS[:3]] == batch[:3]
+
+
+def test_chunked_prefill_and_small_pages(home: Path, tiny: Path, captured: Engine) -> None:
+    config = gpu_config(tiny, prefix_caching=False, max_num_batched_tokens=32, max_num_seqs=16, block_size=16)
+    with hosted(home, "cramped", config) as engine:
+        assert facts(engine("generate", REQUESTS)) == facts(captured("generate", REQUESTS))
