@@ -1,0 +1,57 @@
+"""One rank's life in `layout_weights.py`: fixed samples, a number of steps, the digest of the weights."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from samebits.contract import digest_of
+from samebits.into_megatron.config import TrainerConfig
+from samebits.testing.ranks import Rank
+from samebits.timeline.types import SampleKey, TrainSample
+
+MODEL = Path(__file__).resolve().parents[1] / "src/samebits/presets/arithmetic/model"
+MAX_TP = 4
+
+
+def samples() -> list[TrainSample]:
+    """32 samples of 20 to 110 tokens; the trainer's own first scores become the rollout's log-probabilities."""
+    draw, made = random.Random(3), []
+    for index in range(32):
+        prompt, response = draw.randint(10, 30), draw.randint(10, 80)
+        ids = tuple(draw.randrange(4, 512) for _ in range(prompt + response))
+        made.append(TrainSample(SampleKey(0, index // 8, index % 8), ids, prompt, draw.uniform(-1, 1), (0,) * response))
+    return made
+
+
+def train(me: Rank, settings: str, steps: str, directory: str) -> dict[str, Tensor]:
+    """One rank: the digest of the weights after the last step (rank 0), gradient norms, and CPU seconds per step."""
+    from samebits.into_megatron.trainer import TrainerRank
+
+    config = TrainerConfig(
+        model=str(MODEL),
+        reference=str(MODEL),
+        kl_coef=0.001,
+        lr=1e-4,
+        max_tp=MAX_TP,
+        rendezvous=f"{directory}/trainer" if me.world > 1 else "",
+        **json.loads(settings),
+    )
+    trainer = TrainerRank(config, me.rank)
+    scores = trainer.score(samples())
+    batch = [replace(sample, rollout_logp_bits=scores[sample.key]) for sample in samples()]
+    norms, seconds = [], []
+    for step in range(int(steps)):
+        started = time.process_time()
+        norms.append(trainer.train_step(step, batch).grad_norm)
+        seconds.append(time.process_time() - started)
+    found = trainer.export(f"{directory}/weights")
+    trainer.close()
+    digest = torch.tensor(list(digest_of(found).encode()), dtype=torch.uint8)
+    return {"digest": digest, "norms": torch.tensor(norms).double(), "seconds": torch.tensor(seconds[1:])}
