@@ -27,10 +27,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "linear_logp": {"contract", "bits", "arithmetic", "ops", "collectives"},
     "patching": set(),
     "evidence": {"contract", "timeline", "bits"},
-    "into_vllm": {"contract", "bits", "ops", "backends", "collectives", "patching", "timeline", "env", "_cpu"},
-    "into_megatron": {"contract", "bits", "ops", "collectives", "linear_logp", "patching", "timeline", "env", "_cpu"},
+    "trace": {"bits"},
+    "locate": {"contract", "timeline", "bits", "ops", "evidence", "trace", "rl"},
+    "into_vllm": {
+        "contract", "bits", "ops", "backends", "collectives", "patching", "timeline", "trace", "env", "_cpu",
+    },
+    "into_megatron": {
+        "contract", "bits", "ops", "collectives", "linear_logp", "patching", "timeline", "trace", "env", "_cpu",
+    },
     "into_vime": {"linear_logp", "contract", "ops"},
-    "rl": {"contract", "timeline", "bits", "evidence", "env", "presets"},
+    "rl": {"contract", "timeline", "bits", "evidence", "trace", "env", "presets"},
     "matrix": {"contract", "evidence", "rl", "testing", "timeline"},
     "ablate": {"contract", "timeline", "bits", "evidence", "rl"},
     "testing": {"contract", "bits", "ops", "arithmetic", "backends", "_cpu", "timeline", "evidence"},
@@ -38,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": {"ops", "_cpu"},
     "cli": {
         "contract", "timeline", "bits", "evidence", "env", "ops", "rl", "report", "bench",
-        "into_vllm", "into_megatron", "linear_logp", "ablate", "matrix", "presets", "_cpu",
+        "into_vllm", "into_megatron", "linear_logp", "ablate", "locate", "matrix", "presets", "_cpu",
     },
 }  # fmt: skip
 

@@ -60,6 +60,7 @@ def run(
     rollout_seed: Annotated[Whole, typer.Option(help="Random draws of the rollout.")] = None,
     eval_interval: Annotated[Whole, typer.Option(help="Steps between evaluations; 0: none.")] = None,
     eval_prompts: Annotated[Whole, typer.Option(help="Problems per evaluation.")] = None,
+    trace_tokens: Annotated[Whole, typer.Option(help="Tokens per step that `locate` can look into.")] = None,
     linear_logp_provider: Annotated[Text, typer.Option(help="Dotted path or registered name.")] = None,
     linear_logp_provider_mode: Annotated[Text, typer.Option(help="auto, strict or audit.")] = None,
     replay_tokens: Annotated[Text, typer.Option(help="Produce a run's recorded tokens again.")] = None,
@@ -140,6 +141,58 @@ def verify(
     found = records.verify(run)
     typer.echo(records.to_json(found) if as_json else records.describe(found))
     raise typer.Exit(found.verdict.exit_code)
+
+
+@app.command()
+def locate(
+    run: Annotated[Optional[Path], typer.Argument(help="A run directory.")] = None,  # noqa: UP045
+    sample: Annotated[Text, typer.Option(help="step/prompt/sample; left out: the first that differs.")] = None,
+    token: Annotated[Whole, typer.Option(help="Token of the response; left out: the first that differs.")] = None,
+    trainer_model: Annotated[Text, typer.Option(help="Instead of a run: the trainer's model.")] = None,
+    rollout_model: Annotated[Text, typer.Option(help="The rollout side's model; left out: the trainer's.")] = None,
+    trainer_case: Annotated[str, typer.Option(help="R, P, or attention=R,ffn=P,logp=R.")] = "R",
+    rollout_case: Annotated[str, typer.Option(help="As --trainer-case.")] = "R",
+    trainer_tp: Annotated[int, typer.Option(help="Trainer's tensor parallelism.")] = 1,
+    trainer_cp: Annotated[int, typer.Option(help="Trainer's context parallelism.")] = 1,
+    rollout_tp: Annotated[int, typer.Option(help="Tensor parallelism of the engine.")] = 1,
+    max_tp: Annotated[Whole, typer.Option(help="K segments of row-parallel layers.")] = None,
+    native_compile: Annotated[bool, typer.Option(help="Native vLLM, compiled.")] = False,
+    temperature: Annotated[float, typer.Option(help="Of the draws and the log-probabilities.")] = 1.0,
+    prompt: Annotated[Text, typer.Option(help="A user's message.")] = None,
+    prompt_ids: Annotated[Text, typer.Option(help="Token ids instead of a prompt: 5,17,3.")] = None,
+    response_ids: Annotated[Text, typer.Option(help="Token ids of a response; left out: it is generated.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 32,
+    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    out: Annotated[Optional[Path], typer.Option(help="Where the repro goes; RUN/locate or locate.")] = None,  # noqa: UP045
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Compute a token again on both sides and name the first boundary that differs, its values and its cause.
+
+    Writes a repro that needs neither engine. Exit codes: 0 all agrees, 1 located, 2 cannot tell, 130 interrupted.
+    """
+    from samebits.cli.locate import ByHand, locate_command
+
+    by_hand = None
+    if trainer_model is not None:
+        by_hand = ByHand(
+            trainer_model=trainer_model,
+            rollout_model=rollout_model or trainer_model,
+            trainer_case=trainer_case,
+            rollout_case=rollout_case,
+            trainer_tp=trainer_tp,
+            trainer_cp=trainer_cp,
+            rollout_tp=rollout_tp,
+            max_tp=max_tp,
+            native_compile=native_compile,
+            temperature=temperature,
+            prompt=prompt,
+            prompt_ids=prompt_ids,
+            response_ids=response_ids,
+            max_tokens=max_tokens,
+            seed=seed,
+        )
+    raise typer.Exit(locate_command(run, by_hand, sample, token, out, as_json, debug))
 
 
 @app.command()

@@ -6,7 +6,7 @@ steps/          one safetensors sidecar per step
 routes/         one JSON record per process: which code served which module
 summary.json    totals
 seal.json       sha256 of the manifest; written last
-report.html, logs/   derived or incidental, outside the seal
+report.html, logs/, locate/   derived or incidental, outside the seal
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST, TIMELINE, SUMMARY, SEAL = "manifest.json", "timeline.jsonl", "summary.json", "seal.json"
-REPORT, LOGS, ROUTES, STEPS = "report.html", "logs", "routes", "steps"
+REPORT, LOGS, ROUTES, STEPS, LOCATE = "report.html", "logs", "routes", "steps", "locate"
 MANIFEST_SCHEMA, SEAL_SCHEMA = "samebits.manifest/1", "samebits.seal/1"
-_OUTSIDE = (REPORT, LOGS)
+_OUTSIDE = (REPORT, LOGS, LOCATE)
 
 
 class RunDirectory:

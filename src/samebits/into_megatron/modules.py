@@ -149,17 +149,24 @@ class StrictCoreAttention(MegatronModule):
             return attention(query, key, value, packing.keys, self.scale)
         if self.config.gradient_order is not None:
             return ordered_attention(query, key, value, self.scale, packing, self.config.gradient_order)
-        both = gather_rows(torch.cat([key, value], dim=1), self.cp_group)
-        key, value = take_rows(both, packing.key_order).chunk(2, dim=1)
+        key, value = self.all_keys(key, value, packing)
         return attention(
             query,
-            key.contiguous(),
-            value.contiguous(),
+            key,
+            value,
             packing.keys,
             self.scale,
             q_positions=packing.positions,
             cu_seqlens_q=packing.queries,
         )
+
+    def all_keys(self, key: Tensor, value: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
+        """Keys and values of all context-parallel ranks, in order of sample and position."""
+        if packing.key_order is None:
+            return key, value
+        both = gather_rows(torch.cat([key, value], dim=1), self.cp_group)
+        key, value = take_rows(both, packing.key_order).chunk(2, dim=1)
+        return key.contiguous(), value.contiguous()
 
 
 class StrictSelfAttention(SelfAttention):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,11 @@ from samebits.into_megatron.parallel import gather_parameters, start_groups, sto
 from samebits.into_megatron.proof import CallCounts, route_record
 from samebits.into_megatron.results import TokenTable, bits_by_sample
 from samebits.into_megatron.schedule import run_schedule
+from samebits.into_megatron.token_rows import placements
+from samebits.into_megatron.tracing import RankTrace
 from samebits.into_megatron.weights import from_megatron, save_tensors
 from samebits.timeline.types import SampleKey, StepResult, TrainSample
+from samebits.trace import Entry, Point
 
 # What a step reports about each active token, in this order.
 _REPORTED = ("logp", "policy", "kl", "ratio", "clipped")
@@ -63,6 +67,8 @@ class TrainerRank:
         for model in models:
             model.config.finalize_model_grads_func = finalize
         self.optimizer = build_optimizer(config, list(self.policy))
+        self._watched: dict[int, int] = {}
+        self._entries: list[Entry] = []
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """This rank's parameters under the names that they have in the whole model."""
@@ -116,7 +122,8 @@ class TrainerRank:
             return terms.loss
 
         mark = time.perf_counter()
-        seconds["forward"] = run_schedule(self.policy, batches, loss, scale=1.0 / tokens)
+        with self._watching(samples, batches):
+            seconds["forward"] = run_schedule(self.policy, batches, loss, scale=1.0 / tokens)
         seconds["backward"] = time.perf_counter() - mark - seconds["forward"]
         # Before the update: a batch that was not scored whole must not move a weight.
         reported = self._collect(table)
@@ -215,6 +222,51 @@ class TrainerRank:
         self._check(samples)
         table = self._scores(self.policy, samples, self._micro_batches(samples))
         return bits_by_sample(samples, self._collect(table)[:, 0])
+
+    @shared_fate()
+    def trace(
+        self, samples: Sequence[TrainSample], traced: Mapping[int, int], keep: Collection[tuple[int, str]] = ()
+    ) -> tuple[list[Entry], dict[str, Any]]:
+        """Scores the samples as `score` does and records points of some of them.
+
+        `traced` maps the number of a sample to its last index of interest, `keep` are points whose rows are wanted
+        whole. Returns what this rank recorded and the facts of its sites.
+        """
+        self._check(samples)
+        batches = self._micro_batches(samples)
+        with closing(self._tracing(samples, batches, traced, keep)) as tracing:
+            self._scores(self.policy, samples, batches)
+        return tracing.take(), tracing.facts()
+
+    def watch(self, traced: Mapping[int, int]) -> None:
+        """Record points of the samples of the next training step, by number, up to the index given for each."""
+        self._watched, self._entries = dict(traced), []
+
+    def watched(self) -> list[Entry]:
+        """Stop recording; what this rank recorded."""
+        self._watched = {}
+        return self._entries
+
+    @contextmanager
+    def _watching(self, samples: Sequence[TrainSample], batches: Sequence[layout.MicroBatch]) -> Iterator[None]:
+        if not self._watched:
+            yield
+            return
+        with closing(self._tracing(samples, batches, self._watched, ())) as tracing:
+            yield
+        self._entries = tracing.take()
+
+    def _tracing(
+        self,
+        samples: Sequence[TrainSample],
+        batches: Sequence[layout.MicroBatch],
+        traced: Mapping[int, int],
+        keep: Collection[tuple[int, str]],
+    ) -> RankTrace:
+        data, context = parallel_state.get_data_parallel_rank(), parallel_state.get_context_parallel_rank()
+        places = placements(samples, self.config, data, context)
+        models = [chunk.module for chunk in self.policy]
+        return RankTrace(models, traced, [Point(*point) for point in keep], batches, places)
 
     @shared_fate()
     def export(self, path: str) -> dict[str, str]:

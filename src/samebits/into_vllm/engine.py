@@ -6,14 +6,15 @@ Nothing of vLLM or torch is imported before the environment that configures them
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from samebits import env
 from samebits.into_vllm.config import EngineConfig
 from samebits.into_vllm.plan import PLAN_VARIABLE, RoutePlan
-from samebits.timeline.types import GenerateRequest, Rollout, ShardDigest, WeightVersion
+from samebits.timeline.types import GenerateRequest, Rollout, SampleKey, ShardDigest, WeightVersion
+from samebits.trace import Entry, TracedSequence
 
 _GIB = 1 << 30
 _LOWEST_TEMPERATURE = 0.01
@@ -92,6 +93,46 @@ class RolloutEngine:
         """The digest of every parameter slice that a worker holds, over all workers."""
         answers = self._ask("samebits_shards", during="shards")
         return [ShardDigest(**shard) for shards in answers for shard in shards]
+
+    def trace(
+        self, sequences: Sequence[TracedSequence], traced: Mapping[int, int], keep: Collection[tuple[int, str]] = ()
+    ) -> list[tuple[list[Entry], dict[str, Any]]]:
+        """Produces given sequences token by token on a `forced` engine, and records points while it does.
+
+        `traced` maps the number of a sequence to its last index of interest, `keep` are points whose rows are wanted
+        whole. Returns, per worker, what it recorded and the facts of its sites. The prefix cache is emptied first;
+        traced sequences go first, so that their prompts are computed and not found.
+        """
+        with self._dying("trace"):
+            self._engine.reset_prefix_cache()
+        self._ask("samebits_trace", dict(traced), [tuple(point) for point in keep], during="trace")
+        order = sorted(range(len(sequences)), key=lambda number: (number not in traced, number))
+        try:
+            for number in order:
+                self._submit(str(number), _as_request(number, sequences[number]))
+            with self._dying("trace"):
+                while self._engine.has_unfinished_requests():
+                    self._engine.step()
+        finally:
+            answers = self._ask("samebits_traced", during="trace")
+        return answers
+
+    def watch(self, traced: Mapping[int, int]) -> None:
+        """Record points of the next requests, by their numbers, up to the index given for each."""
+        self._ask("samebits_trace", dict(traced), [], during="watch")
+
+    def watched(self) -> list[list[Entry]]:
+        """Stop recording; what each worker recorded."""
+        return [entries for entries, _ in self._ask("samebits_traced", during="watched")]
+
+    def live_shards(self) -> list[ShardDigest]:
+        """The digest of every parameter slice that a worker holds now, computed anew, over all workers."""
+        answers = self._ask("samebits_live_shards", during="live_shards")
+        return [ShardDigest(**shard) for shards in answers for shard in shards]
+
+    def weight(self, name: str) -> list[tuple[int, int, Any]]:
+        """(dim, first row, bf16 bits as int16) of each slice of one Hugging Face parameter, over all workers."""
+        return [part for parts in self._ask("samebits_weight", name, during="weight") for part in parts]
 
     def proof(self) -> list[dict[str, Any]]:
         """The route record of every worker, checked against the plan. Raises ProofMissing."""
@@ -266,6 +307,19 @@ def _torch_threads(config: EngineConfig, threads: int) -> int:
     """Where samebits computes everything, torch keeps one thread: its idle OpenMP threads would spin for
     milliseconds on the cores that the kernels' own threads need."""
     return 1 if config.case.all_strict else threads
+
+
+def _as_request(number: int, sequence: TracedSequence) -> GenerateRequest:
+    """Asks for as many tokens as the sequence has behind its prompt."""
+    return GenerateRequest(
+        key=SampleKey(0, number, 0),
+        prompt_ids=sequence.token_ids[: sequence.prompt_length],
+        seed=0,
+        max_tokens=len(sequence.token_ids) - sequence.prompt_length,
+        temperature=sequence.temperature,
+        stop_ids=(),
+        forced=sequence.token_ids[sequence.prompt_length :],
+    )
 
 
 def _signed(seed: int) -> int:

@@ -49,9 +49,9 @@ class StraightDecoder:
         first = inner.layers[0]
         attention: RoutedAttentionLayer = first.self_attn.attn
         self._embed: Any = inner.embed_tokens
-        self._attention = [layer.self_attn.attn for layer in inner.layers]
-        self._layers = [_layer(layer) for layer in inner.layers]
-        self._final_norm = inner.norm.scale.data_ptr()
+        self.attention = [layer.self_attn.attn for layer in inner.layers]
+        self.layers = [_layer(layer) for layer in inner.layers]
+        self.final_norm = inner.norm.scale.data_ptr()
         self._calls: list[Any] = [m.module.calls for m in modules if m.name.startswith("model.")]
         self._rotary_calls = first.self_attn.rotary_emb.calls
         self._eps = first.input_layernorm.eps
@@ -62,6 +62,7 @@ class StraightDecoder:
         self._scale = exponent_scale(attention.impl.scale)
         self._buffers: dict[str, Tensor] = {}
         self._rows = 0
+        self.kernels: Any = _cpu  # a trace puts kernels that also record in its place
 
     @staticmethod
     def fits(model: Any, modules: list[RoutedModule]) -> bool:
@@ -90,8 +91,8 @@ class StraightDecoder:
             return torch.zeros(tokens, self._hidden, dtype=torch.bfloat16)
         for calls in self._calls:
             calls[0] += 1
-        self._rotary_calls[0] += len(self._layers) - 1
-        paged: Paged = described[self._attention[0].layer_name]
+        self._rotary_calls[0] += len(self.layers) - 1
+        paged: Paged = described[self.attention[0].layer_name]
         _check(paged)
         out = torch.empty(tokens, self._hidden, dtype=torch.bfloat16)
         self._run(input_ids.long(), positions.long().contiguous(), paged, out)
@@ -108,12 +109,13 @@ class StraightDecoder:
         q_width, kv_width = heads * dim, kv_heads * dim
         where, cos, sin = positions.data_ptr(), self._rotary.cos.data_ptr(), self._rotary.sin.data_ptr()
         table_rows = self._rotary.cos.shape[0]
-        norm, linear, rotary = _cpu.rms_norm_forward, _cpu.linear_forward, _cpu.rotary
+        kernels = self.kernels
+        norm, linear, rotary = kernels.rms_norm_forward, kernels.linear_forward, kernels.rotary
         table, lengths, starts, slots = paged.block_table, paged.seq_lens, paged.query_start_loc, paged.slot_mapping
         batch = (table.data_ptr(), table.shape[1], table.stride(0), lengths.data_ptr(), starts.data_ptr(), len(lengths))
         weight = self._embed.matrix
-        _cpu.embedding_forward(ids.data_ptr(), weight.data_ptr(), stream, tokens, weight.shape[0], hidden, 0)
-        for index, (w, attention) in enumerate(zip(self._layers, self._attention, strict=True)):
+        kernels.embedding_forward(ids.data_ptr(), weight.data_ptr(), stream, tokens, weight.shape[0], hidden, 0)
+        for index, (w, attention) in enumerate(zip(self.layers, self.attention, strict=True)):
             if index == 0:
                 norm(stream, hidden, 0, 0, w.input_norm, eps, normed, stream, scale, tokens, hidden)
             else:
@@ -136,11 +138,11 @@ class StraightDecoder:
             blocks, _, page, _ = cache.shape
             page_stride, head_stride, slot_stride, _ = cache.stride()
             pages = cache.data_ptr()
-            _cpu.write_kv(
+            kernels.write_kv(
                 turned_k, kv_width, dim, v, kv_width, dim, pages, page_stride, head_stride, slot_stride, blocks, page,
                 slots.data_ptr(), tokens, kv_heads, dim,
             )  # fmt: skip
-            _cpu.attention_paged(
+            kernels.attention_paged(
                 turned_q, q_width, dim, pages, blocks, page, page_stride, head_stride, slot_stride, *batch, tokens,
                 heads, kv_heads, dim, self._scale, mixed,
             )  # fmt: skip
@@ -148,9 +150,9 @@ class StraightDecoder:
             norm(x, hidden, stream, hidden, w.mlp_norm, eps, normed, other, scale, tokens, hidden)
             stream, other = other, stream
             linear(normed, hidden, w.gate_up, hidden, w.gate_up_bias, wide, False, tokens, 2 * inner, hidden, 1)
-            _cpu.swiglu_forward(wide, 2 * inner, narrow, tokens, inner)
+            kernels.swiglu_forward(wide, 2 * inner, narrow, tokens, inner)
             linear(narrow, inner, w.down, inner, w.down_bias, x, False, tokens, hidden, inner, self._down_segments)
-        norm(x, hidden, stream, hidden, self._final_norm, eps, out.data_ptr(), other, scale, tokens, hidden)
+        norm(x, hidden, stream, hidden, self.final_norm, eps, out.data_ptr(), other, scale, tokens, hidden)
 
     def _make_room(self, rows: int) -> None:
         q_width, kv_width = self._heads * self._dim, self._kv_heads * self._dim

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
-from samebits.bits import digest
+from samebits.bits import digest, raw
 from samebits.into_vllm.layers import Routed
 from samebits.into_vllm.routing import RoutedModule
 from samebits.timeline.types import ShardDigest, WeightVersion
@@ -40,6 +41,35 @@ class WorkerWeights:
         self.shards = list(shard_digests(self._model, self._dtype))
         self.version = version
 
+    def live(self) -> list[ShardDigest]:
+        """The digests of what is held now. Of packed native layers only the plain weights they were packed from."""
+        with self._unpacked():
+            return list(shard_digests(self._model, self._dtype))
+
+    def slices(self, name: str) -> list[tuple[int, int, Any]]:
+        """(dim, first row, bits) of each slice of one Hugging Face parameter that is held here."""
+        with self._unpacked():
+            return [
+                (dim, start, raw(part.to(self._dtype)).numpy().copy())
+                for hf_name, dim, start, part in held_slices(self._model)
+                if hf_name == name
+            ]
+
+    @contextmanager
+    def _unpacked(self) -> Iterator[None]:
+        """Packed layers show their plain weights for a while."""
+        packed = [dict(layer.named_parameters(recurse=False)) for layer in self._packed]
+        self._show(self._plain)
+        try:
+            yield
+        finally:
+            self._show(packed)
+
+    def _show(self, parameters: list[dict[str, nn.Parameter]]) -> None:
+        for layer, held in zip(self._packed, parameters, strict=True):
+            for name, parameter in held.items():
+                setattr(layer, name, parameter)
+
     def publish(self, path: str, version: WeightVersion) -> list[ShardDigest]:
         """Load every parameter from the safetensors files in `path`; what this worker then holds, by digest.
 
@@ -47,9 +77,7 @@ class WorkerWeights:
         Raises ValueError when the files lack a parameter of the model.
         """
         self.version = None
-        for layer, plain in zip(self._packed, self._plain, strict=True):
-            for name, parameter in plain.items():
-                setattr(layer, name, parameter)
+        self._show(self._plain)
         with torch.no_grad():
             names = self._model.load_weights(read_safetensors(path))
         missing = {name for name, _ in self._model.named_parameters()} - set(names or ())
@@ -96,15 +124,19 @@ def read_safetensors(path: str) -> Iterator[tuple[str, Tensor]]:
 
 def shard_digests(model: nn.Module, dtype: torch.dtype) -> Iterator[ShardDigest]:
     """The digest of every slice of a Hugging Face parameter that this worker holds, as `dtype`."""
+    for name, dim, start, part in held_slices(model):
+        yield ShardDigest(name, dim, start, start + part.shape[dim], digest(part.to(dtype)))
+
+
+def held_slices(model: nn.Module) -> Iterator[tuple[str, int, int, Tensor]]:
+    """(Hugging Face name, dim, first row, slice) of everything that this worker holds."""
     embed = model.get_submodule("model.embed_tokens")
     for module_name, module in model.named_modules():
         for attribute, parameter in module.named_parameters(recurse=False):
             if module is not embed and parameter is embed.weight:
                 continue  # a tied LM head has no name of its own
             name = f"{module_name}.{attribute}"
-            for hf_name, dim, start, part in _hf_slices(name, module, parameter.data):
-                stop = start + part.shape[dim]
-                yield ShardDigest(hf_name, dim, start, stop, digest(part.to(dtype)))
+            yield from _hf_slices(name, module, parameter.data)
 
 
 def _hf_slices(name: str, module: nn.Module, data: Tensor) -> Iterator[tuple[str, int, int, Tensor]]:

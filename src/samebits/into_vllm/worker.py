@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from samebits.into_vllm.loader import WorkerState
 from samebits.into_vllm.proof import route_record
 from samebits.into_vllm.sampling import KeyedSampler
 from samebits.timeline.types import WeightVersion
+from samebits.trace import Entry, Point
 
 
 class SamebitsWorker:
@@ -49,6 +51,27 @@ class SamebitsWorker:
     def samebits_process(self) -> tuple[int, int]:
         """(rank, process id)."""
         return self.rank, os.getpid()
+
+    def samebits_trace(self, traced: Mapping[int, int], keep: Collection[tuple[int, str]]) -> None:
+        """Begin to record: `traced` maps the number of a request to its last index of interest."""
+        from samebits.into_vllm.tracing import WorkerTrace
+
+        points = [Point(*point) for point in keep]
+        self.samebits_tracing = WorkerTrace(self.model_runner, self._require_state(), traced, points)
+
+    def samebits_traced(self) -> tuple[list[Entry], dict[str, Any]]:
+        """Stop recording: what was recorded, and the facts of every site."""
+        tracing = self.samebits_tracing
+        tracing.close()
+        return tracing.take(), tracing.facts()
+
+    def samebits_live_shards(self) -> list[dict[str, Any]]:
+        """The digests of the weights that this worker holds now, computed anew."""
+        return [asdict(shard) for shard in self._require_state().weights.live()]
+
+    def samebits_weight(self, name: str) -> list[tuple[int, int, Any]]:
+        """(dim, first row, bf16 bits as int16) of each slice of a Hugging Face parameter that this worker holds."""
+        return self._require_state().weights.slices(name)
 
     def samebits_force(self) -> None:
         """From now on produce the tokens that requests name; the keyed sampler of the samebits route does so itself."""

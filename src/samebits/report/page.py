@@ -7,10 +7,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from samebits.evidence.store import MANIFEST, REPORT, ROUTES, TIMELINE
+from samebits.evidence.store import LOCATE, MANIFEST, REPORT, ROUTES, TIMELINE
 from samebits.evidence.verdict import Verdict
 from samebits.evidence.verify import Verification, verify
 from samebits.report.charts import bar_chart, line_chart, number, stacked_chart
+from samebits.report.located import located_section
 from samebits.report.series import PHASES, Series, collect
 from samebits.report.style import SCRIPT, STYLE
 from samebits.timeline.events import parse_json
@@ -32,7 +33,8 @@ def write_report(run: Path, found: Verification | None = None) -> Path:
     manifest = _object(run / MANIFEST)
     routes = [_object(path) for path in sorted((run / ROUTES).glob("*.json"))]
     page = run / REPORT
-    page.write_text(render(run.resolve().name, found, series, manifest, routes), encoding="utf-8")
+    located = _object(run / LOCATE / "located.json")
+    page.write_text(render(run.resolve().name, found, series, manifest, routes, located), encoding="utf-8")
     return page
 
 
@@ -51,12 +53,14 @@ def render(
     series: Series,
     manifest: Mapping[str, Any],
     routes: Sequence[Mapping[str, Any]],
+    located: Mapping[str, Any],
 ) -> str:
     """The whole page as text."""
     parts = [
         f"<h1>samebits · {escape(name)} · case {escape(str(found.totals.get('case', '')))}</h1>",
         _verdict(found),
         _tiles(found.totals),
+        located_section(located),
         _charts(series),
         _steps(series),
         _routes(routes),

@@ -46,6 +46,10 @@ class RunConfig(BaseModel):
     eval_interval: int = Field(5, ge=0, description="evaluate every so many steps and at both ends; 0: never")
     eval_prompts: int = Field(100, ge=1, description="held-out problems per evaluation")
 
+    trace_tokens: int = Field(
+        0, ge=0, description="response tokens per step, of its first sample, of which every boundary is recorded"
+    )
+
     linear_logp_provider: str = Field(
         "samebits.linear_logp.provider.provider",
         description="who computes the trainer's log-probabilities on route R: a dotted path or a registered name",

@@ -57,11 +57,16 @@ def _preset(value: str, key: str) -> Path | None:
 
 
 def _model(value: str, key: str) -> Path:
+    return resolve_model(value, key, ("config.json", "tokenizer.json"))
+
+
+def resolve_model(value: str, key: str, needed: tuple[str, ...] = ("config.json",)) -> Path:
+    """The directory of a model: a preset's, or the one named. Raises ValueError for one that lacks a needed file."""
     preset = _preset(value, key)
     path = preset / "model" if preset else Path(value).resolve()
     if not path.is_dir():
         raise ValueError(f"{key}: {value} is not a directory; want a local Hugging Face model directory")
-    for name in ("config.json", "tokenizer.json"):
+    for name in needed:
         if not (path / name).is_file():
             raise ValueError(f"{key}: {path} has no {name}; want a local Hugging Face model directory")
     if not any(path.glob("*.safetensors")):

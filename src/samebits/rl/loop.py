@@ -18,6 +18,7 @@ from typing import Protocol
 from samebits.contract import RunContract
 from samebits.evidence.record import Recorder
 from samebits.evidence.sidecar import StepSample
+from samebits.rl import step_trace
 from samebits.rl.advantage import group_advantages
 from samebits.rl.checks import check_contracts, check_result, check_rollouts
 from samebits.rl.config import RunConfig
@@ -71,7 +72,10 @@ def run_loop(job: Job, record: Recorder) -> None:
         clock = Clock()
         with clock.phase("generate"):
             prompts = job.prompts.batch(step, config.prompts_per_step, config.seed)
-            rollouts = generate(job, training_requests(job, step, prompts), version)
+            requests = training_requests(job, step, prompts)
+            if config.trace_tokens:
+                step_trace.watch(job.rollout, job.trainer, requests, config.trace_tokens)
+            rollouts = generate(job, requests, version)
         with clock.phase("reward"):
             rewards = score(job, rollouts, prompts)
             advantages = normalise(rewards, config.samples_per_prompt)
@@ -81,6 +85,8 @@ def run_loop(job: Job, record: Recorder) -> None:
         with clock.phase("compare"):
             record.add(trained(result, version))
             record.compared(step, version.counter, step_samples(rollouts, result, rewards, advantages))
+            if config.trace_tokens:
+                step_trace.keep(job.rollout, job.trainer, record, step)
         with clock.phase("publish"):
             version = publish(job, record, step)
         tokens = sum(len(rollout.token_ids) for rollout in rollouts)

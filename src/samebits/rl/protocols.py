@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from samebits.timeline.types import (
     GenerateRequest,
@@ -13,6 +13,9 @@ from samebits.timeline.types import (
     TrainSample,
     WeightVersion,
 )
+
+if TYPE_CHECKING:
+    from samebits.trace import Entry
 
 
 class RunFailed(RuntimeError):
@@ -28,6 +31,12 @@ class RolloutSide(Protocol):
     def publish(self, path: str, version: WeightVersion) -> list[list[ShardDigest]]:
         """Loads the weights under `path` in every engine; per engine, the digests of what it now holds."""
 
+    def watch(self, traced: Mapping[int, int]) -> None:
+        """Record points of the next requests: number of a request -> its last index of interest."""
+
+    def watched(self) -> list[list[Entry]]:
+        """Stop recording; what each worker process recorded."""
+
     def proof(self) -> list[dict[str, Any]]:
         """One route record per worker process."""
 
@@ -40,6 +49,12 @@ class TrainerSide(Protocol):
 
     def export(self, path: str) -> Mapping[str, str]:
         """Writes the weights under Hugging Face names into `path`; the digest of each parameter."""
+
+    def watch(self, traced: Mapping[int, int]) -> None:
+        """Record points of the next training step: number of a sample -> its last index of interest."""
+
+    def watched(self) -> list[list[Entry]]:
+        """Stop recording; what each rank recorded."""
 
     def proof(self) -> list[dict[str, Any]]:
         """One route record per rank."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from samebits.rl.processes import Group
 from samebits.rl.protocols import RunFailed
@@ -17,6 +17,9 @@ from samebits.timeline.types import (
     TrainSample,
     WeightVersion,
 )
+
+if TYPE_CHECKING:
+    from samebits.trace import Entry
 
 
 class RolloutGroup:
@@ -50,6 +53,17 @@ class RolloutGroup:
     def publish(self, path: str, version: WeightVersion) -> list[list[ShardDigest]]:
         return self.group.everyone("publish", path, version, timeout=self.timeout)
 
+    def watch(self, traced: Mapping[int, int]) -> None:
+        # the first request goes to the first engine, and is the first there
+        self._first_engine("watch", dict(traced))
+
+    def watched(self) -> list[list[Entry]]:
+        return self._first_engine("watched")
+
+    def _first_engine(self, method: str, *args: Any) -> Any:
+        (answer,) = self.group.gather(method, [self.group.hosts[0].call(method, *args)], self.timeout)
+        return answer
+
     def proof(self) -> list[dict[str, Any]]:
         answers = self.group.everyone("proof", timeout=self.timeout)
         return [record for answer in answers for record in answer]
@@ -73,6 +87,12 @@ class TrainerGroup:
         if not digests or any(found != digests[0] for found in digests):
             raise RunFailed("the trainer ranks disagree about the digests of the exported weights")
         return digests[0]
+
+    def watch(self, traced: Mapping[int, int]) -> None:
+        self.group.everyone("watch", dict(traced), timeout=self.timeout)
+
+    def watched(self) -> list[list[Entry]]:
+        return self.group.everyone("watched", timeout=self.timeout)
 
     def proof(self) -> list[dict[str, Any]]:
         return self.group.everyone("proof", timeout=self.timeout)

@@ -92,7 +92,7 @@ def compile_for(
         n for n in options.get("divisible", ()) if n in types
     ]
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
-    chosen = {key: options[key] for key in ("num_warps", "num_stages") if key in options}
+    chosen: dict[str, Any] = {key: options[key] for key in ("num_warps", "num_stages") if key in options}
     chosen["enable_fp_fusion"] = False
     if vendor == "hip":
         chosen |= {"matrix_instr_nonkdim": 16, "num_stages": min(chosen.get("num_stages", 2), 2)}

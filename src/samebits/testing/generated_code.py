@@ -130,7 +130,7 @@ def _cubin_usage(cubin: bytes) -> tuple[int, int]:
     try:
         os.write(handle, cubin)
         os.close(handle)
-        command = [tool, "--dump-resource-usage", "--dump-sass", name]
+        command = [str(tool), "--dump-resource-usage", "--dump-sass", name]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     finally:
         Path(name).unlink()

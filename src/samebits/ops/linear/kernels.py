@@ -4,7 +4,7 @@ The matrix unit takes a tile's k in order, so the tile, its warps and its stages
 `matmul_*` a is [M, K] and b [N, K], or stored the other way round where A_T and B_T say so; c is [M, N].
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, attr-defined"
 
 from __future__ import annotations
 
@@ -209,24 +209,17 @@ def _tree(
 
 
 @triton.jit
-def _load(pointers, row, inner, EVEN_ROWS: tl.constexpr, EVEN_K: tl.constexpr):
-    """A tile, 0 outside of the rows and of k; no masks where the tile is known to lie inside."""
-    if EVEN_ROWS:
-        if EVEN_K:
-            tile = tl.load(pointers)
-        else:
-            tile = tl.load(pointers, mask=inner, other=0.0)
+def _load(pointers, row, inner, EVEN: tl.constexpr):
+    """A tile, 0 outside of the rows and of k; no masks where all tiles lie inside."""
+    if EVEN:
+        tile = tl.load(pointers)
     else:
-        if EVEN_K:
-            tile = tl.load(pointers, mask=row, other=0.0)
-        else:
-            tile = tl.load(pointers, mask=row & inner, other=0.0)
+        tile = tl.load(pointers, mask=row & inner, other=0.0)
     return tile
 
 
 @triton.jit(do_not_specialize=["M"])
 def matmul_any(
-    a_desc,
     a,
     b,
     c,
@@ -243,10 +236,7 @@ def matmul_any(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    A_DESC: tl.constexpr,
-    EVEN_M: tl.constexpr,
-    EVEN_N: tl.constexpr,
-    EVEN_K: tl.constexpr,
+    EVEN: tl.constexpr,
     CONTINUE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SWAPPED: tl.constexpr,
@@ -255,12 +245,10 @@ def matmul_any(
     """One tile of c [segments, M, N] a program, for any strides; axis 1 of the grid is the segment, `width` wide.
 
     SWAPPED computes the transposed tile, b times a^T: few rows of c then fill the narrow side of the matrix unit.
-    With A_DESC (only there) the rows of a come through a descriptor, which is faster than a mask over missing rows.
     """
     count_launch(counter)
     tiles_n = tl.cdiv(N, BLOCK_N)
-    first = (tl.program_id(0) // tiles_n) * BLOCK_M
-    rows = first + tl.arange(0, BLOCK_M)
+    rows = (tl.program_id(0) // tiles_n) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = (tl.program_id(0) % tiles_n) * BLOCK_N + tl.arange(0, BLOCK_N)
     segment = tl.program_id(1)
     k = tl.arange(0, BLOCK_K)
@@ -282,14 +270,11 @@ def matmul_any(
         offset = at.to(tl.int64)
         inner = at < width
         if SWAPPED:
-            left = _load(b_rows[:, None] + offset[None, :] * b_k, b_held[:, None], inner[None, :], EVEN_N, EVEN_K)
-            if A_DESC:
-                right = a_desc.load([first, segment * width + step * BLOCK_K]).T
-            else:
-                right = _load(a_rows[None, :] + offset[:, None] * a_k, a_held[None, :], inner[:, None], EVEN_M, EVEN_K)
+            left = _load(b_rows[:, None] + offset[None, :] * b_k, b_held[:, None], inner[None, :], EVEN)
+            right = _load(a_rows[None, :] + offset[:, None] * a_k, a_held[None, :], inner[:, None], EVEN)
         else:
-            left = _load(a_rows[:, None] + offset[None, :] * a_k, a_held[:, None], inner[None, :], EVEN_M, EVEN_K)
-            right = _load(b_rows[None, :] + offset[:, None] * b_k, b_held[None, :], inner[:, None], EVEN_N, EVEN_K)
+            left = _load(a_rows[:, None] + offset[None, :] * a_k, a_held[:, None], inner[None, :], EVEN)
+            right = _load(b_rows[None, :] + offset[:, None] * b_k, b_held[None, :], inner[:, None], EVEN)
         acc = tl.dot(left, right, acc)
     total = acc.T if SWAPPED else acc
     if HAS_BIAS:

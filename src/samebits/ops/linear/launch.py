@@ -60,7 +60,7 @@ def _few_rows(m: int, n: int, segments: int, tma: bool) -> Launch:
         return Launch("persistent", block_m, 64, 128, 4, 5)
     if n > 8192:
         return Launch("any", block_m, 64, 128, 4, 4, swapped=True, split=split)
-    if n <= 16 * SMS:
+    if n <= 16 * SMS and (m == block_m or block_m == 64):
         return Launch("any", block_m, 16, 512 if block_m < 64 else 256, 4, 4, swapped=True, split=split)
     if block_m == 16:
         return Launch("any", block_m, 16, 256, 2, 5, swapped=True, split=split)

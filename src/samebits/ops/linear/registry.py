@@ -49,9 +49,7 @@ def _strided(how: Launch, bf16: bool, targets: str) -> Entry:
     constants |= {"BLOCK_M": how.block_m, "BLOCK_N": how.block_n}
     if how.kernel == "fma":
         return "fma", kernels.matmul_fma, types, constants, _options(how, targets)
-    constants |= {"BLOCK_K": how.block_k, "SWAPPED": how.swapped, "A_DESC": how.swapped}
-    constants |= {"EVEN_M": False, "EVEN_N": True, "EVEN_K": True}
-    types |= {"a_desc": _descriptor(how.block_m, how.block_k, False)} if how.swapped else {}
+    constants |= {"BLOCK_K": how.block_k, "SWAPPED": how.swapped, "EVEN": True}
     return how.name, kernels.matmul_any, types, constants, _options(how, targets)
 
 

@@ -150,14 +150,11 @@ def _any(
     last = segments == 1
     target = c if last else torch.empty(segments, m, n, dtype=torch.float32, device=a.device)
     grid = (triton.cdiv(m, how.block_m) * triton.cdiv(n, how.block_n), segments)
-    even = [m % how.block_m == 0, n % how.block_n == 0, k // segments % how.block_k == 0]
-    described = how.swapped and not even[0] and even[2] and a.stride(1) == 1 and suits_tma(a)
-    a_desc = _factor(a, how.block_m, how.block_k)[0] if described else None
     kernels.matmul_any[grid](
-        a_desc, a, b, target, bias if last else None, slot(name, a.device), m, n, k // segments,
+        a, b, target, bias if last else None, slot(name, a.device), m, n, k // segments,
         *a.stride(), *b.stride(), target.stride(-2),
         BLOCK_M=how.block_m, BLOCK_N=how.block_n, BLOCK_K=how.block_k, CONTINUE=keep_c,
-        A_DESC=described, EVEN_M=even[0], EVEN_N=even[1], EVEN_K=even[2],
+        EVEN=m % how.block_m == n % how.block_n == k // segments % how.block_k == 0,
         HAS_BIAS=last and bias is not None, SWAPPED=how.swapped, OUT_BF16=target.dtype == torch.bfloat16,
         num_warps=how.warps, num_stages=how.stages, **OPTIONS,
     )  # fmt: skip

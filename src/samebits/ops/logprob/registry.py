@@ -10,8 +10,8 @@ Entry = tuple[str, Any, dict[str, str], dict[str, object], dict[str, object]]
 
 _ROWS = {"logits": "*fp32", "temperature": "fp32", "counter": "*i64"}
 _STATE = {"states": "*i64", "counter": "*i64"}
-_ONE = {"PER_ROW": False, "DIVIDE": False}
-_EACH = {"PER_ROW": True, "DIVIDE": True}
+_ONE: dict[str, object] = {"PER_ROW": False, "DIVIDE": False}
+_EACH: dict[str, object] = {"PER_ROW": True, "DIVIDE": True}
 
 
 def _states(name: str, temperature: dict[str, object], pick: bool) -> Entry:

@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from samebits.backends import lazy, pick
 from samebits.ops.rotary.contract import ROTARY as ROTARY
 from samebits.ops.rotary.table import rotary_table as rotary_table
+from samebits.ops.rotary.table import table_base as table_base
 
 BACKENDS = lazy("samebits.ops.rotary", "cpu", "reference", "triton")
 

@@ -7,6 +7,7 @@ Elementary Functions", 1980) and the Taylor series are cut where they are below 
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal, localcontext
 from math import factorial
 
@@ -58,3 +59,14 @@ def rotary_table(head_dim: int, base: float, max_positions: int) -> tuple[torch.
     full_cos = np.choose(turn, [cos, -sin, -cos, sin])
     full_sin = np.choose(turn, [sin, cos, -sin, -cos])
     return torch.from_numpy(full_cos.astype(np.float32)), torch.from_numpy(full_sin.astype(np.float32))
+
+
+def table_base(cos: torch.Tensor, sin: torch.Tensor) -> float:
+    """The base that a table [positions, head_dim / 2] was made with, to 6 digits; 0 where it does not show.
+
+    The second column turns by base^(-2/head_dim) per position, and row 1 holds one such turn.
+    """
+    if cos.shape[0] < 2 or cos.shape[1] < 2:
+        return 0.0
+    angle = math.atan2(float(sin[1, 1]), float(cos[1, 1]))
+    return float(f"{angle ** -cos.shape[1]:.6g}") if angle > 0 else 0.0

@@ -1,0 +1,1 @@
+"""Which boundary, layer and token first differ between trainer and rollout engine, and why."""

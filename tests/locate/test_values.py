@@ -1,0 +1,52 @@
+"""Steps between floats, histograms and what is shown of two rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from samebits.bits import raw
+from samebits.locate.values import are_bf16_values, compare_rows, tensor_of
+
+
+def bits(*values: float, dtype: torch.dtype = torch.float32) -> np.ndarray:
+    return raw(torch.tensor(values, dtype=dtype)).numpy()
+
+
+def test_equal_rows_have_no_difference() -> None:
+    assert compare_rows("x", "float32", bits(1.0, float("nan")), bits(1.0, float("nan"))) is None
+
+
+def test_steps_are_counted_over_zero_and_by_size() -> None:
+    tiny = float(np.finfo(np.float32).smallest_subnormal)
+    found = compare_rows(
+        "x", "float32", bits(1.0, -tiny, 0.0, 2.0), bits(np.nextafter(np.float32(1), 2), tiny, -0.0, 3.0)
+    )
+    assert found is not None
+    assert (found.count, found.total) == (4, 4)
+    assert found.first.ulps == 1
+    assert found.first.left == "1 (0x3f800000)"
+    assert (found.worst.column, found.worst.ulps) == (3, 1 << 22)
+    assert found.max_abs == 1.0
+    assert found.histogram == {"=1": 2, "2-3": 1, ">=65536": 1}
+
+
+def test_a_value_that_is_no_number_is_the_worst() -> None:
+    found = compare_rows(
+        "x", "bfloat16", bits(1.0, 2.0, dtype=torch.bfloat16), bits(5.0, float("nan"), dtype=torch.bfloat16)
+    )
+    assert found is not None
+    assert found.worst.ulps is None
+    assert found.histogram["not a number"] == 1
+
+
+def test_values_that_were_rounded_to_bfloat16_are_recognised() -> None:
+    x = torch.randn(64)
+    assert not are_bf16_values(raw(x).numpy())
+    assert are_bf16_values(raw(x.bfloat16().float()).numpy())
+
+
+def test_an_unknown_dtype_is_refused() -> None:
+    with pytest.raises(ValueError, match="float8"):
+        tensor_of(np.zeros(1, dtype=np.int8), "float8")
