@@ -30,7 +30,7 @@ def steps_of(arm: str, steps: int, directory: Path) -> list[dict[str, float]]:
         "--num-rollout", str(steps), "--eval-interval", "0",
     ]  # fmt: skip
     done = subprocess.run(command, check=False, capture_output=True, text=True)
-    # the code is that of the verdict: "cannot tell" for compiled native code, whose modules no hook can see run
+    # the code is that of the verdict, and native arms differ
     events = [json.loads(line) for line in (directory / "timeline.jsonl").read_text().splitlines()]
     timed = [
         {

@@ -110,7 +110,8 @@ def logprob(data: Data) -> str:
 SECTIONS: dict[str, Callable[[Data], str]] = {"gpu_linear": linear, "gpu_logprob": logprob}
 
 
-def main() -> None:
+def page() -> str:
+    """The whole page."""
     parts = [HEAD.strip()]
     for name, section in SECTIONS.items():
         path = ROOT / "benchmarks/results" / f"{name}.json"
@@ -119,8 +120,8 @@ def main() -> None:
         notes = ROOT / "benchmarks/notes" / f"{name}.md"
         if notes.exists():
             parts.append(notes.read_text(encoding="utf-8").strip())
-    PAGE.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    return "\n\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":
-    main()
+    PAGE.write_text(page(), encoding="utf-8")

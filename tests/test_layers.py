@@ -53,6 +53,8 @@ LIGHT = {
     "samebits": {"torch", "pydantic"},
     "samebits.contract": {"torch", "numpy", "pydantic"},
     "samebits.contract.pages": {"torch", "numpy", "pydantic"},
+    "samebits.contract.boundaries": {"torch", "numpy", "pydantic"},
+    "samebits.cli.contract": {"torch", "numpy"},
     "samebits.timeline.ledger": {"torch", "numpy"},
     "samebits.timeline.rules": {"torch", "numpy"},
     "samebits.evidence.verify": {"torch", "numpy", "safetensors", "pydantic"},

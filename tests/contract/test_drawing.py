@@ -9,9 +9,9 @@ import torch
 
 from samebits.arithmetic.primitives import fold_halves
 from samebits.contract import Boundary
+from samebits.contract.boundaries import BOUNDARIES
 from samebits.contract.drawing import Step, drawing, fold_steps, tree, tree_steps
 from samebits.ops.attention.contract import ATTENTION
-from samebits.ops.boundaries import BOUNDARIES
 from samebits.ops.linear import linear_partial
 from samebits.ops.linear.contract import LINEAR
 from samebits.ops.logprob.contract import LOGPROB

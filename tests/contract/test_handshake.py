@@ -12,8 +12,8 @@ import pytest
 
 from samebits.cli.wiring import build_trainer
 from samebits.contract import RunContract, digest_of, held_contract, model_constants, refusal, run_contract
+from samebits.contract.boundaries import BOUNDARIES
 from samebits.into_megatron.config import TrainerConfig
-from samebits.ops.boundaries import BOUNDARIES
 from samebits.rl.checks import check_contracts
 from samebits.rl.processes import Group
 from samebits.rl.protocols import RunFailed
@@ -26,7 +26,7 @@ CASES = {"attention": "R/R", "ffn": "R/R", "logp": "R/R"}
 PEER = """
 import dataclasses
 from samebits.contract import digest_of, held_contract
-from samebits.ops import boundaries
+from samebits.contract import boundaries
 
 OTHER = {other}
 

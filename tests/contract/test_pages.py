@@ -9,9 +9,9 @@ import pytest
 
 from samebits.cli.contract import docs_command
 from samebits.contract import BEHAVIOURS, Boundary
+from samebits.contract.boundaries import BOUNDARIES
 from samebits.contract.drawing import drawing
 from samebits.contract.pages import page, pages
-from samebits.ops.boundaries import BOUNDARIES
 
 FOLDER = Path(__file__).parents[2] / "docs/contract"
 
@@ -40,8 +40,9 @@ def test_a_page_holds_everything(boundary: Boundary) -> None:
     text = page(boundary)
     assert f"Version {boundary.version}, digest `{boundary.digest()}`" in text
     assert drawing(boundary) in text
-    for behaviour in BEHAVIOURS:
+    for behaviour in (*BEHAVIOURS, "special values"):
         assert f"| {behaviour} | " in text
+    assert boundary.specials
 
 
 @pytest.mark.parametrize("behaviour", BEHAVIOURS)

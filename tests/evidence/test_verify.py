@@ -235,8 +235,34 @@ SIGNED = {
         "no call of any module of ffn",
     ),
     "kernels never called": (
-        lambda run: edit_json(next((run / "routes").glob("*rollout*")), lambda r: r.update(counters={})),
-        "no kernel counted a call",
+        lambda run: edit_json(next((run / "routes").glob("*rollout*")), lambda r: r.update(counters={"linear": 3})),
+        "linear is said to have run 4 times by samebits, its kernels counted 3",
+    ),
+    "no counters": (
+        lambda run: edit_json(next((run / "routes").glob("*rollout*")), lambda r: r.pop("counters")),
+        "its kernel counters are missing",
+    ),
+    "native code under a strict label": (
+        lambda run: edit_json(
+            next((run / "routes").glob("*rollout*")),
+            lambda r: r["modules"]["ffn.first"].update(implementation="vllm.layers.SiluAndMul"),
+        ),
+        "ffn.first is declared R, but vllm.layers.SiluAndMul computed it",
+    ),
+    "kernels without a digest": (
+        lambda run: edit_json(next((run / "routes").glob("*rollout*")), lambda r: r.update(kernels="x")),
+        "the digest of the kernels' binary is 'x'",
+    ),
+    "compiled where eager was declared": (
+        lambda run: edit_json(
+            next((run / "routes").glob("*rollout*")),
+            lambda r: r.update(mode="compiled", graphs=[{"digest": "0" * 64, "samebits": []}]),
+        ),
+        "rollout-0-0: ran compiled, declared is eager",
+    ),
+    "compiled without a graph": (
+        lambda run: edit_json(next((run / "routes").glob("*rollout*")), lambda r: r.update(mode="compiled")),
+        "shows no graph that was compiled",
     ),
     "route of a stranger": (
         lambda run: edit_json(next((run / "routes").glob("*rollout*")), lambda r: r.update(engine=1)),
@@ -257,6 +283,38 @@ def test_tampering_is_caught_even_when_signed_anew(run: Path, name: str) -> None
     found = verify(run)
     assert found.verdict is Verdict.CANNOT_TELL
     assert message in found.problems[0]
+
+
+# The same for a native run, whose compiled part shows itself by the nodes of its graphs.
+GRAPH = {"digest": "0" * 64, "nodes": 9, "samebits": []}
+NATIVE = {
+    "good": ({}, {"nodes": {"torch.rsqrt": 1}}, None),
+    "no node": ({}, {"nodes": {}}, "no node of one is its own"),
+    "no graph": ({"graphs": []}, {}, "shows no graph"),
+    "no digest": ({"graphs": [{"digest": "x"}]}, {}, "a compiled graph has no digest"),
+    "our code in it": ({"graphs": [{**GRAPH, "samebits": ["samebits.swiglu"]}]}, {}, "holds ['samebits.swiglu']"),
+    "our kernels ran": ({"counters": {"linear": 1}}, {}, "linear is declared native, but a samebits kernel counted 1"),
+    "strict code under a native label": (
+        {},
+        {"implementation": "samebits.into_vllm.layers.RoutedRows"},
+        "ffn.first is declared P, but samebits.into_vllm.layers.RoutedRows computed it",
+    ),
+    "eager": ({"mode": "eager"}, {}, "ran eager, declared is compiled"),
+}
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_a_compiled_native_engine_proves_its_route(tmp_path: Path, name: str) -> None:
+    record, module, message = NATIVE[name]
+    run = tmp_path / "run"
+    write_run(run, case="P/P")
+    route = next((run / "routes").glob("*rollout*"))
+    edit_json(route, lambda r: r.update({"mode": "compiled", "graphs": [GRAPH], **record}))
+    edit_json(route, lambda r: r["modules"]["ffn.first"].update(module))
+    edit_json(run / "manifest.json", lambda m: m["config"].update(native_compile=True))
+    reseal(run)
+    found = verify(run)
+    assert found.problems == () if message is None else message in found.problems[0]
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../run2/x", "steps/../../x", "", "a//b", "./summary.json"])

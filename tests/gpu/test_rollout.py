@@ -33,7 +33,7 @@ REQUESTS = make_requests(24, tokens=40)
 
 
 def gpu_config(model: Path, **changes: Any) -> Any:
-    from samebits.ops.boundaries import BOUNDARIES
+    from samebits.contract.boundaries import BOUNDARIES
 
     arithmetic = device_arithmetic(torch.device("cuda", 0))
     contract = run_contract(BOUNDARIES, segments=SEGMENTS, arithmetic=arithmetic).as_data()

@@ -27,7 +27,7 @@ class Engine:
 
 
 def engine_config(model: Path, **changes: Any) -> EngineConfig:
-    from samebits.ops.boundaries import BOUNDARIES
+    from samebits.contract.boundaries import BOUNDARIES
 
     settings: dict[str, Any] = {
         "max_tp": SEGMENTS,

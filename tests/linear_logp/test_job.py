@@ -10,9 +10,9 @@ import pytest
 
 from samebits.cli.wiring import trainer_arguments
 from samebits.contract import run_contract
+from samebits.contract.boundaries import BOUNDARIES
 from samebits.linear_logp.provider import CONTRACT_ID
 from samebits.linear_logp.select import OWN_PROVIDER
-from samebits.ops.boundaries import BOUNDARIES
 from samebits.rl.config import RunConfig
 from samebits.rl.loop import train_step
 from samebits.testing.tiny_models import write_tiny_model

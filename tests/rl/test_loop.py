@@ -127,8 +127,13 @@ def route_record(role: str, route: str, content: dict[str, Any]) -> dict[str, An
         "rank": 0,
         "contract": digest_of(content) if content else "",
         "contract_content": content,
-        "modules": {group: {"group": group, "route": route, "calls": 1} for group in groups},
+        "mode": "eager",
+        "modules": {
+            group: {"group": group, "route": route, "implementation": "samebits.x" if route == "R" else "x", "calls": 1}
+            for group in groups
+        },
         "counters": {"k": 1},
+        "kernels": "0" * 64,
     }
 
 

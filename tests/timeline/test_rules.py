@@ -13,6 +13,7 @@ from samebits.timeline.events import (
     Compared,
     Evaluated,
     Event,
+    Measured,
     Published,
     RunFinished,
     RunStarted,
@@ -78,6 +79,7 @@ def timeline(steps: int = 2, samples: int = 2) -> list[Event]:
                 worst=None,
             )
         )
+        lines.append(Measured(step=step, version=step - 1, tokens=3 * samples, metrics={"kl_k1": 0.0}))
         lines.append(published(step))
         lines.append(Timed(step=step, generated_tokens=3 * samples, seconds={"generate": 0.1}))
     lines.append(Evaluated(step=steps, version=steps, samples=4, accuracy=0.5, mean_response_length=3.0, seconds=0.1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +12,10 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from samebits import env
 from samebits.ablate.arms import arms_of, parse_arm
 from samebits.ablate.plan import Plan, make_plan
 from samebits.ablate.table import ABLATION, ABLATION_TEXT, HEAD, TITLES, cells, notes
-from samebits.cli.run import INTERRUPTED, interrupt, reason_of
+from samebits.cli.run import INTERRUPTED, prepare, reason_of
 from samebits.evidence.record import Watcher
 from samebits.evidence.verdict import Verdict
 from samebits.rl.inputs import resolve_inputs
@@ -58,9 +56,7 @@ def _run(plan: Plan) -> dict[str, Any]:
     from samebits.ablate.run import run_ablation
     from samebits.cli.wiring import parts
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
-    env.export({"PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker"})
+    prepare()
     return run_ablation(plan, inputs, parts(), _watching, lambda line: typer.echo(line, err=True))
 
 

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from samebits.contract import BEHAVIOURS, Boundary
+from samebits.contract.boundaries import BOUNDARIES
 from samebits.contract.drawing import drawing
 from samebits.contract.pages import pages
-from samebits.ops.boundaries import BOUNDARIES
 
 
 def show_command(boundary: str | None, as_json: bool) -> int:
@@ -56,6 +56,7 @@ def _print_in_full(boundary: Boundary) -> None:
     typer.echo(f"{boundary.id}  {boundary.digest()}")
     for name in BEHAVIOURS:
         typer.echo(f"  {name}: {getattr(boundary, name)}")
+    typer.echo(f"  special values: {boundary.specials}")
     for name, value in boundary.constants.items():
         typer.echo(f"  constant {name}: {value}")
     typer.echo(f"\n{_indented(drawing(boundary))}")

@@ -28,8 +28,9 @@ def doctor_command(as_json: bool) -> int:
 def examine() -> dict[str, Any]:
     """Versions by package, those missing, the kernels' instruction set, each boundary's digest."""
     from samebits import _cpu
+    from samebits.cli.hardware import HARDWARE
     from samebits.contract import digest_of
-    from samebits.ops.boundaries import BOUNDARIES
+    from samebits.contract.boundaries import BOUNDARIES
 
     packages: dict[str, str | None] = {name: _version(name) for name in ("samebits", *NEEDED)}
     boundaries = {boundary.id: boundary.digest() for boundary in BOUNDARIES}
@@ -39,6 +40,7 @@ def examine() -> dict[str, Any]:
         "packages": {name: found or "missing" for name, found in packages.items()},
         "missing": [name for name, found in packages.items() if found is None],
         "instruction_set": _cpu.instruction_set(),
+        "hardware": HARDWARE,
         "boundaries": boundaries,
         "contract": digest_of(boundaries),
     }

@@ -27,6 +27,9 @@ Whole = Optional[int]  # noqa: UP045
 Real = Optional[float]  # noqa: UP045
 Switch = Optional[bool]  # noqa: UP045
 
+# What `samebits run` takes besides the settings of a run.
+RUN_OWN = ("context", "config", "matrix", "matrix_dir", "print_config", "debug")
+
 
 @app.command()
 def run(
@@ -78,9 +81,12 @@ def run(
     train_transport: Annotated[Text, typer.Option(help="gloo or shared_memory.")] = None,
     rollout_engines: Annotated[Whole, typer.Option(help="vLLM engines.")] = None,
     rollout_tp: Annotated[Whole, typer.Option(help="Tensor parallelism of an engine.")] = None,
-    native_compile: Annotated[Switch, typer.Option(help="Native vLLM, compiled: unproven.")] = None,
+    native_compile: Annotated[Switch, typer.Option(help="Native vLLM in its compiled mode.")] = None,
     max_tp: Annotated[Whole, typer.Option(help="K segments of row-parallel layers.")] = None,
     threads: Annotated[Whole, typer.Option(help="CPU threads per process; 0: a fair share.")] = None,
+    tensorboard: Annotated[Switch, typer.Option(help="TensorBoard files in RUN_DIR/tracking.")] = None,
+    wandb: Annotated[Text, typer.Option(help="Weights & Biases: off, offline or online.")] = None,
+    wandb_project: Annotated[Text, typer.Option(help="Its project name.")] = None,
     start_timeout: Annotated[Real, typer.Option(help="Seconds to start.")] = None,
     step_timeout: Annotated[Real, typer.Option(help="Seconds per call.")] = None,
 ) -> None:
@@ -122,7 +128,11 @@ def run_settings(words: list[str]) -> dict[str, object]:
     """The settings among command-line words, parsed as `samebits run` parses them; wrong ones end the program."""
     command = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
     context = command.make_context("samebits ablate", list(words))
-    return {name: value for name, value in context.params.items() if value not in (None, False)}
+    given = {name: value for name, value in context.params.items() if value not in (None, False)}
+    for name in RUN_OWN:
+        if name in given:
+            raise typer.BadParameter(f"--{name.replace('_', '-')} belongs to `samebits run`")
+    return given
 
 
 @app.command()

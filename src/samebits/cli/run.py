@@ -16,7 +16,9 @@ from samebits.evidence.verdict import Verdict
 from samebits.evidence.verify import Verification, verify
 from samebits.rl.config import RunConfig, load_config, to_toml
 from samebits.rl.inputs import resolve_inputs
+from samebits.rl.loggers import check_loggers, loggers
 from samebits.rl.protocols import RunFailed
+from samebits.timeline.events import Event
 
 INTERRUPTED = 130
 
@@ -90,14 +92,20 @@ def _printed(config: RunConfig, form: str) -> str:
 def _run(config: RunConfig) -> int:
     # Bad input is named before torch is loaded for those who have to read the error.
     resolve_inputs(config)
+    check_loggers(config)
     from samebits.cli.progress import Watch
     from samebits.cli.wiring import parts
     from samebits.report import write_report
     from samebits.rl.job import run_job
 
-    _prepare()
-    with Watch() as watch:
-        run_job(config, parts(), watch)
+    prepare()
+    with Watch() as watch, loggers(config) as log:
+
+        def both(event: Event) -> None:
+            watch(event)
+            log(event)
+
+        run_job(config, parts(), both)
     run = Path(str(config.run_dir))
     found = verify(run)
     typer.echo(conclusion(config, found))
@@ -112,11 +120,11 @@ def _run(config: RunConfig) -> int:
 def _run_matrix(file: Path, folder: Path | None, flags: Mapping[str, Any]) -> int:
     from samebits.cli.matrix import matrix_command
 
-    _prepare()
+    prepare()
     return matrix_command(file, folder, flags)
 
 
-def _prepare() -> None:
+def prepare() -> None:
     """Signals end a run in good order, and killed processes are cleared away in silence."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)

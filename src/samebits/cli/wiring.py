@@ -34,7 +34,7 @@ def parts() -> Parts:
 def run_contract_of(config: RunConfig, inputs: Inputs) -> RunContract:
     """The run contract: every boundary, the K segments, and the model's own constants."""
     from samebits.contract import run_contract
-    from samebits.ops.boundaries import BOUNDARIES
+    from samebits.contract.boundaries import BOUNDARIES
     from samebits.rl.inputs import model_constants
 
     return run_contract(BOUNDARIES, segments=config.segments, model=model_constants(inputs.model, config))

@@ -6,8 +6,6 @@ import json
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 
-BEHAVIOURS = ("dependency", "partition", "merge", "precision", "rounding", "primitives")
-
 
 def canonical_json(data: object) -> str:
     """JSON with sorted keys and no spaces: equal data gives equal text, so its digest is a name."""
@@ -38,6 +36,7 @@ class Boundary:
     precision: str  # of inputs, accumulators, intermediate states and outputs
     rounding: str  # the exact places where a value is rounded to a smaller type
     primitives: str  # which elementary operations are used
+    specials: str  # what NaN, infinities, subnormal numbers, signed zeros and masked places give
     constants: dict[str, int | str] = field(default_factory=dict)  # numbers that kernels must share
 
     def __post_init__(self) -> None:

@@ -172,6 +172,41 @@ def _attention_backward(boundary: Boundary) -> list[str]:
     ]
 
 
+def _rms_norm_backward(boundary: Boundary) -> list[str]:
+    return [
+        *lanes(int(boundary.constants["lanes"]), "g·x"),
+        "",
+        "c ── scale ── scale ── / W ── k;   dx = one rounding of (g - x k) scale (+ dsum)",
+        "",
+        _chain("dw[i]", "r", start="buffer", last="buffer"),
+    ]
+
+
+def _swiglu_backward(boundary: Boundary) -> list[str]:
+    return [
+        "dy ──┐",
+        "     ├─ · ──┐",
+        "u ───┘      ├─ · ──┐",
+        "s ──────────┘      ├─ · ── one rounding ── dg",
+        "1 + g (1 - s) ─────┘",
+        "",
+        "g ──┐",
+        "    ├─ · ──┐",
+        "s ──┘      ├─ · ── one rounding ── du",
+        "dy ────────┘",
+    ]
+
+
+def _logprob_backward(boundary: Boundary) -> list[str]:
+    return [
+        "z ── − lse ── · log2e ── exp2 ── p;   dz = one rounding of upstream (onehot − p) / temperature",
+        "",
+        _chain("dhidden", "v", last="fp32"),
+        _chain("dw[v]", "t", start="buffer", last="buffer"),
+        _chain("dbias[v]", "t", start="buffer", last="buffer"),
+    ]
+
+
 def _sample(boundary: Boundary) -> list[str]:
     return [
         "id                 0          1                2          …",
@@ -211,5 +246,18 @@ _DRAWINGS: dict[str, Callable[[Boundary], list[str]]] = {
     "logprob": lambda boundary: windows(int(boundary.constants["window_bits"]), int(boundary.constants["windows"])),
     "sample": _sample,
     "linear_gradient": _linear_gradient,
+    "embedding_backward": lambda boundary: [_chain("dw[id]", "t", start="buffer", last="buffer, t of this id only")],
+    "rms_norm_backward": _rms_norm_backward,
+    "rotary_backward": lambda boundary: [
+        "dy1 cos ────┐",
+        "            ├─ − ── one rounding ── dx1",
+        "dy2 (-sin) ─┘",
+        "",
+        "dy2 cos ────┐",
+        "            ├─ + ── one rounding ── dx2",
+        "dy1 (-sin) ─┘",
+    ],
+    "swiglu_backward": _swiglu_backward,
+    "logprob_backward": _logprob_backward,
     "attention_backward": _attention_backward,
 }

@@ -47,6 +47,7 @@ def page(boundary: Boundary) -> str:
     lines = [f"# {boundary.name}", "", _MADE, ""]
     lines += [f"Version {boundary.version}, digest `{boundary.digest()}`.", "", "| behaviour | |", "| --- | --- |"]
     lines += [f"| {behaviour} | {_cell(getattr(boundary, behaviour))} |" for behaviour in BEHAVIOURS]
+    lines.append(f"| special values | {_cell(boundary.specials)} |")
     if boundary.constants:
         lines += ["", "| constant | value |", "| --- | --- |"]
         lines += [f"| {name} | {_cell(str(value))} |" for name, value in boundary.constants.items()]

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from samebits.evidence.compare import Comparison, compare
+from samebits.evidence.drift import drift
 from samebits.evidence.encode import encode_step
 from samebits.evidence.routes import process_name
 from samebits.evidence.sidecar import StepSample, sidecar_name
 from samebits.evidence.store import ROUTES, SUMMARY, TIMELINE, RunDirectory
 from samebits.evidence.summary import summarise
-from samebits.timeline.events import Compared, Event, Published, RunFinished, Sampled
+from samebits.timeline.events import Compared, Event, Measured, Published, RunFinished, Sampled
 from samebits.timeline.ledger import Ledger
 from samebits.timeline.types import Rollout, WeightVersion
 
@@ -68,8 +69,8 @@ class Recorder:
             )
             start += len(rollout.prompt_ids) + len(rollout.token_ids)
 
-    def compared(self, step: int, version: int, samples: Sequence[StepSample]) -> Comparison:
-        """Writes the step's sidecar, compares its two log-probabilities and records the result."""
+    def compared(self, step: int, version: int, samples: Sequence[StepSample], clip: float) -> Comparison:
+        """Writes the step's sidecar, compares and measures its two log-probabilities and records the results."""
         name = sidecar_name(step)
         digest = self.run.write(name, encode_step(samples))
         result = compare((sample.key, sample.rollout_bits, sample.trainer_bits) for sample in samples)
@@ -87,6 +88,8 @@ class Recorder:
                 worst=str(result.worst) if result.worst else None,
             )
         )
+        tokens, metrics = drift(((s.rollout_bits, s.trainer_bits, s.advantage) for s in samples), clip)
+        self.add(Measured(step=step, version=version, tokens=tokens, metrics=metrics))
         self._ledger.sync()
         return result
 

@@ -1,17 +1,32 @@
 """What the route records must show before a zero means something: who ran, by which route, and that it ran.
 
-A record: {"role": "trainer" | "rollout", "engine" (rollout only), "rank", "contract", "contract_content",
-"modules": {name: {"group", "route", "calls", ...}}, "counters": {kernel: calls}, ...}.
+A record: {"role": "trainer" | "rollout", "engine" (rollout only), "rank", "mode": "eager" | "captured" | "compiled",
+"contract", "contract_content", "modules": {name: {"group", "boundary", "route", "implementation", "calls", ...}},
+"counters": {kernel: calls}, "kernels": sha256 of their binary, ...}. A module of a compiled part also has "nodes",
+{operator: how many nodes of the compiled graphs are this module's}, and the record has "graphs".
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from samebits.contract import digest_of
 
 POSITION = {"trainer": 0, "rollout": 1}
+OURS = "samebits."
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+# Which kernels show that a boundary was computed by samebits. A counter may say more after a dot: linear.sm90.
+WITNESSES = {
+    "embedding": ("embedding",),
+    "rms_norm": ("rms_norm",),
+    "linear": ("linear", "linear_logp"),
+    "rotary": ("rotary",),
+    "attention": ("attention", "paged_attention"),
+    "swiglu": ("swiglu",),
+    "logprob": ("linear_logp", "logprob", "sample"),
+}
 
 
 def process_name(record: Mapping[str, Any]) -> str:
@@ -88,18 +103,80 @@ def _check_record(record: Mapping[str, Any], routes: Mapping[str, str], contract
         held.add(group)
         if module.get("route") != routes[group]:
             return f"{name} went route {module.get('route')}, declared for {group} is {routes[group]}"
-        if type(calls) is int and calls > 0:
-            called.add(group)
+        if type(calls) is not int or calls <= 0:
+            continue
+        if str(module.get("implementation")).startswith(OURS) != (routes[group] == "R"):
+            return f"{name} is declared {routes[group]}, but {module.get('implementation')} computed it"
+        if module.get("nodes", True) in ({}, None):
+            return f"{name} is said to have run in a compiled graph, but no node of one is its own"
+        called.add(group)
     silent = sorted(held - called)
     if silent:
         return f"no call of any module of {', '.join(silent)}"
-    if "R" not in routes.values():
-        return None
+    problem = _check_graphs(record) or _check_witnesses(record, routes)
+    if problem or "R" not in routes.values():
+        return problem
     if record.get("contract") != contract:
         return f"served contract {str(record.get('contract'))[:12]}, the run's is {contract[:12]}"
     if "contract_content" in record and digest_of(record["contract_content"]) != contract:
         return f"the contract's content that it states has not the digest {contract[:12]} of the run's"
-    counters = record.get("counters")
-    if not isinstance(counters, Mapping) or not any(type(c) is int and c > 0 for c in counters.values()):
-        return "no kernel counted a call, so nothing shows that the samebits route ran"
+    if not _DIGEST.fullmatch(str(record.get("kernels"))):
+        return f"the digest of the kernels' binary is {record.get('kernels')!r}, want a sha256"
     return None
+
+
+def _check_graphs(record: Mapping[str, Any]) -> str | None:
+    """A compiled part shows its graphs, and none of ours in them: samebits runs outside of compiled code."""
+    if record.get("mode") != "compiled":
+        return None
+    graphs = record.get("graphs")
+    if not isinstance(graphs, list) or not graphs:
+        return "it ran compiled, but shows no graph that was compiled"
+    for graph in graphs:
+        if not isinstance(graph, Mapping) or not _DIGEST.fullmatch(str(graph.get("digest"))):
+            return "a compiled graph has no digest"
+        if graph.get("samebits") != []:
+            return f"a compiled graph of a native process holds {graph.get('samebits')}"
+    return None
+
+
+def _check_witnesses(record: Mapping[str, Any], routes: Mapping[str, str]) -> str | None:
+    """The kernels' own counters agree with the modules: ours ran where the route is R, and nowhere else."""
+    counters = record.get("counters")
+    if not isinstance(counters, Mapping) or not all(type(count) is int for count in counters.values()):
+        return "its kernel counters are missing or no integers"
+    strict: dict[str, int] = {}
+    native: set[str] = set()
+    for module in record["modules"].values():
+        boundary, calls = module.get("boundary"), module.get("calls")
+        if module.get("group") not in routes or boundary not in WITNESSES:
+            continue
+        if module["route"] == "R":
+            strict[boundary] = max(strict.get(boundary, 0), calls if type(calls) is int else 0)
+        else:
+            native.add(boundary)
+    for boundary in _judged_by_others(record):
+        strict.pop(boundary, None)
+        native.discard(boundary)
+    for boundary, calls in strict.items():
+        counted = _counted(counters, boundary)
+        if counted < calls:
+            return f"{boundary} is said to have run {calls} times by samebits, its kernels counted {counted}"
+    for boundary in sorted(native - set(strict)):
+        counted = _counted(counters, boundary)
+        if counted:
+            return f"{boundary} is declared native, but a samebits kernel counted {counted} calls of it"
+    return None
+
+
+def _judged_by_others(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """Boundaries whose kernels' counters say nothing here: somebody else's provider, or an audit beside native code."""
+    served = record.get("linear_logp")
+    if not isinstance(served, Mapping):
+        return ()
+    foreign = not str(served.get("provider") or OURS).startswith(OURS)
+    return ("logprob", "linear") if foreign or served.get("mode") == "audit" else ()
+
+
+def _counted(counters: Mapping[str, Any], boundary: str) -> int:
+    return sum(count for name, count in counters.items() if name.partition(".")[0] in WITNESSES[boundary])

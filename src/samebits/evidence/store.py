@@ -6,7 +6,7 @@ steps/          one safetensors sidecar per step
 routes/         one JSON record per process: which code served which module
 summary.json    totals
 seal.json       sha256 of the manifest; written last
-report.html, logs/, locate/   derived or incidental, outside the seal
+report.html, logs/, locate/, tracking/   derived or incidental, outside the seal
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from typing import Any
 
 MANIFEST, TIMELINE, SUMMARY, SEAL = "manifest.json", "timeline.jsonl", "summary.json", "seal.json"
 REPORT, LOGS, ROUTES, STEPS, LOCATE = "report.html", "logs", "routes", "steps", "locate"
+TRACKING = "tracking"
 MANIFEST_SCHEMA, SEAL_SCHEMA = "samebits.manifest/1", "samebits.seal/1"
-_OUTSIDE = (REPORT, LOGS, LOCATE)
+_OUTSIDE = (REPORT, LOGS, LOCATE, TRACKING)
 
 
 class RunDirectory:

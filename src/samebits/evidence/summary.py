@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from samebits.evidence.drift import merged
 from samebits.evidence.verdict import judge
-from samebits.timeline.events import Compared, Evaluated, Event, RunStarted, Sampled, Timed
+from samebits.timeline.events import Compared, Evaluated, Event, Measured, RunStarted, Sampled, Timed
 
-SCHEMA = "samebits.summary/1"
+SCHEMA = "samebits.summary/2"
 
 
 def summarise(events: Iterable[Event]) -> dict[str, Any]:
@@ -38,6 +39,7 @@ def summarise(events: Iterable[Event]) -> dict[str, Any]:
         "max_abs_diff": max((event.max_abs_diff for event in compared), default=0.0),
         "mean_abs_diff": differences / max(finite, 1),
         "worst": _worst(compared),
+        "drift": merged((event.tokens, event.metrics) for event in events if isinstance(event, Measured)),
         "generated_tokens": sum(event.generated_tokens for event in timed),
         "tokens_per_second": _rate(timed),
         "seconds_per_step": math.fsum(sum(event.seconds.values()) for event in timed) / max(len(timed), 1),

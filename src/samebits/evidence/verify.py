@@ -17,7 +17,8 @@ from typing import Any
 
 from samebits.contract import digest_of
 from samebits.evidence.compare import compare
-from samebits.evidence.routes import check_routes
+from samebits.evidence.drift import agrees, drift
+from samebits.evidence.routes import check_routes, process_name
 from samebits.evidence.sidecar import StepSample, read_step, sidecar_name
 from samebits.evidence.store import (
     MANIFEST,
@@ -32,7 +33,7 @@ from samebits.evidence.store import (
 )
 from samebits.evidence.summary import summarise
 from samebits.evidence.verdict import Verdict
-from samebits.timeline.events import Compared, Event, RunStarted, Sampled, parse_json
+from samebits.timeline.events import Compared, Event, Measured, RunStarted, Sampled, parse_json
 from samebits.timeline.ledger import read
 from samebits.timeline.rules import check
 
@@ -68,8 +69,10 @@ def verify(run: Path) -> Verification:
         if problems:
             raise _Fault(f"{TIMELINE} {problems[0]}")
         _check_declared(manifest, events)
-        for samples, compared, lines in _steps(run, events):
-            _check_step(samples, compared, lines)
+        clip = _clip_ratio(manifest)
+        for step in _steps(run, events):
+            _check_step(step.samples, step.compared, step.lines)
+            _check_drift(step, clip)
         _check_route_files(run, manifest, events)
         summary = load_object(run, SUMMARY)
         wanted = summarise(events)
@@ -183,20 +186,49 @@ def _started(events: tuple[Event, ...]) -> RunStarted:
     return started
 
 
-def _steps(run: Path, events: tuple[Event, ...]) -> Iterator[tuple[list[StepSample], Compared, list[Sampled]]]:
-    """Per step: the sidecar's samples, the line that claims their comparison, and the samples' own lines."""
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    """The sidecar's samples, the lines that claim what they give, and the samples' own lines."""
+
+    samples: list[StepSample]
+    compared: Compared
+    measured: Measured
+    lines: list[Sampled]
+
+
+def _steps(run: Path, events: tuple[Event, ...]) -> Iterator[_Step]:
     lines: list[Sampled] = []
+    compared: Compared | None = None
     for event in events:
         if isinstance(event, Sampled):
             lines.append(event)
         if isinstance(event, Compared):
-            if event.sidecar != sidecar_name(event.step):
-                raise _Fault(f"step {event.step}: its sidecar is named {event.sidecar!r}")
-            path = run / event.sidecar
-            if not path.is_file() or sha256_file(path) != event.sidecar_sha256:
-                raise _Fault(f"{event.sidecar} is not the file that the timeline recorded")
-            yield read_step(path), event, lines
+            compared = event
+        if isinstance(event, Measured) and compared is not None:
+            if compared.sidecar != sidecar_name(event.step):
+                raise _Fault(f"step {event.step}: its sidecar is named {compared.sidecar!r}")
+            path = run / compared.sidecar
+            if not path.is_file() or sha256_file(path) != compared.sidecar_sha256:
+                raise _Fault(f"{compared.sidecar} is not the file that the timeline recorded")
+            yield _Step(samples=read_step(path), compared=compared, measured=event, lines=lines)
             lines = []
+
+
+def _clip_ratio(manifest: Mapping[str, Any]) -> float:
+    clip = manifest["config"].get("clip_ratio")
+    if type(clip) not in (float, int) or not 0 < clip < 1:
+        raise _Fault(f"{MANIFEST}: config.clip_ratio is {clip!r}")
+    return float(clip)
+
+
+def _check_drift(step: _Step, clip: float) -> None:
+    measured = ((sample.rollout_bits, sample.trainer_bits, sample.advantage) for sample in step.samples)
+    tokens, found = drift(measured, clip)
+    wrong = agrees(step.measured.metrics, found)
+    if tokens != step.measured.tokens or wrong is not None:
+        claimed = step.measured.metrics.get(wrong) if wrong else step.measured.tokens
+        actual = found.get(wrong) if wrong else tokens
+        raise _Fault(f"{step.compared.sidecar}: {wrong or 'tokens'} is {actual!r}, the timeline claims {claimed!r}")
 
 
 def _check_step(samples: list[StepSample], compared: Compared, lines: list[Sampled]) -> None:
@@ -234,6 +266,12 @@ def _check_route_files(run: Path, manifest: Mapping[str, Any], events: tuple[Eve
     )
     if problems:
         raise _Fault(problems[0])
+    wanted = ("compiled",) if manifest["config"].get("native_compile") else ("eager", "captured")
+    for record in records:
+        if record["role"] == "rollout" and record.get("mode") not in wanted:
+            raise _Fault(
+                f"route record of {process_name(record)}: ran {record.get('mode')}, declared is {' or '.join(wanted)}"
+            )
 
 
 def describe(verification: Verification) -> str:

@@ -15,9 +15,9 @@ import torch
 
 from samebits import _cpu
 from samebits.contract import digest_of, held_contract, model_constants
+from samebits.contract.boundaries import BOUNDARIES
 from samebits.into_megatron.config import TrainerConfig
 from samebits.linear_logp import LinearLogp
-from samebits.ops.boundaries import BOUNDARIES
 from samebits.patching import Patch
 
 # Where a module's name ends: the boundary it computes, and the group of the case that decides its route.

@@ -254,6 +254,7 @@ def _arguments(config: EngineConfig, plan: RoutePlan) -> dict[str, Any]:
         "dtype": "bfloat16",
         "skip_tokenizer_init": True,
         "enforce_eager": not (config.compiled or plan.graphs),
+        **_compiler(config),
         "generation_config": "vllm",
         "seed": config.seed,
         "max_model_len": config.max_model_len,
@@ -265,6 +266,15 @@ def _arguments(config: EngineConfig, plan: RoutePlan) -> dict[str, Any]:
         "kv_cache_memory_bytes": int(config.kv_cache_gib * _GIB),
         "disable_log_stats": True,
     }
+
+
+def _compiler(config: EngineConfig) -> dict[str, Any]:
+    """The compiled mode as it is, with a witness of what it compiles."""
+    if not config.compiled:
+        return {}
+    from samebits.into_vllm.compiled import inductor_settings
+
+    return {"compilation_config": {"inductor_compile_config": inductor_settings()}}
 
 
 def _gpu_arguments(config: EngineConfig) -> dict[str, Any]:
@@ -287,6 +297,8 @@ def _environment(config: EngineConfig, plan: RoutePlan, cpus: Sequence[int], thr
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_NO_USAGE_STATS": "1",
+        # A whole compiled model from vLLM's own cache would come without its graphs.
+        **({"VLLM_USE_AOT_COMPILE": "0"} if config.compiled else {}),
         "VLLM_LOGGING_LEVEL": "WARNING",
         "HF_HUB_OFFLINE": "1",
         **(_cpu_environment(config, cpus, threads) if config.device == "cpu" else {}),

@@ -63,8 +63,8 @@ def _set_kernel_threads(threads: int) -> None:
 def _check_contract(plan: RoutePlan) -> None:
     """The boundaries that this process computes must be the ones that the run agreed on, version by version."""
     from samebits.contract import held_contract, refusal
+    from samebits.contract.boundaries import BOUNDARIES
     from samebits.into_vllm.proof import arithmetic_of
-    from samebits.ops.boundaries import BOUNDARIES
 
     held = held_contract(plan.contract, BOUNDARIES, segments=plan.segments, arithmetic=arithmetic_of(plan))
     problem = refusal(f"rollout engine {plan.engine}", plan.contract, held)

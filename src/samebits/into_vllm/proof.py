@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from samebits.backends import device_arithmetic
 from samebits.contract import digest_of, held_contract, model_constants, refusal
+from samebits.contract.boundaries import BOUNDARIES
 from samebits.into_vllm.patches import DISTRIBUTION, PATCHES_BY_GROUP
 from samebits.into_vllm.places import SAMPLER, Place
 from samebits.into_vllm.plan import RoutePlan
-from samebits.ops.boundaries import BOUNDARIES
 
 if TYPE_CHECKING:
     from samebits.into_vllm.loader import WorkerState
+    from samebits.into_vllm.routing import RoutedModule
 
 
 class ProofMissing(RuntimeError):
@@ -43,9 +44,10 @@ def route_record(state: WorkerState, rank: int, sampler: Any, model: str) -> dic
         "contract": digest_of(held) if held else "",
         "contract_content": held,
         "segments": plan.segments,
+        "graphs": graph_identities() if plan.compiled else [],
         "straight": state.decoder is not None,
         "modules": {
-            **{one.name: _module_record(one.place, one.route, one.implementation, one.calls) for one in state.modules},
+            **{one.name: _routed_record(one) for one in state.modules},
             SAMPLER.pattern: _module_record(
                 SAMPLER, plan.route(SAMPLER.group), class_name(sampler), getattr(sampler, "calls", [0])[0]
             ),
@@ -71,6 +73,13 @@ def _cpu_kernels() -> dict[str, Any]:
         "instruction_set": _cpu.instruction_set(),
         "counters": _cpu.counters(),
     }
+
+
+def graph_identities() -> list[dict[str, Any]]:
+    """The compiled graphs of this process without their modules, which carry their own nodes."""
+    from samebits.into_vllm.compiled import graphs
+
+    return [{name: graph[name] for name in ("digest", "nodes", "samebits")} for graph in graphs()]
 
 
 def _gpu_kernels() -> dict[str, Any]:
@@ -109,6 +118,11 @@ def arithmetic_of(plan: RoutePlan) -> str:
     import torch
 
     return device_arithmetic(torch.device("cuda", torch.cuda.current_device()))
+
+
+def _routed_record(one: RoutedModule) -> dict[str, Any]:
+    record = _module_record(one.place, one.route, one.implementation, one.calls)
+    return record if one.nodes is None else {**record, "nodes": one.nodes}
 
 
 def _module_record(place: Place, route: str, implementation: str, calls: int) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Anything that no boundary covers is refused here, before a weight is read.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +14,15 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention import Attention
 
 from samebits.into_vllm.attention import RoutedAttention, RoutedAttentionLayer
+from samebits.into_vllm.compiled import count_calls, graphs
 from samebits.into_vllm.config import Route
 from samebits.into_vllm.layers import ROUTED_LAYERS, Routed
 from samebits.into_vllm.places import ARCHITECTURES, NotCovered, Place, places_of
 from samebits.into_vllm.plan import RoutePlan
 from samebits.into_vllm.proof import class_name
+
+# The part of a model that vLLM compiles.
+INNER = "model."
 
 
 @dataclass
@@ -29,10 +34,24 @@ class RoutedModule:
     route: Route
     module: nn.Module
     seen: list[int] = field(default_factory=lambda: [0])
+    compiled: bool = False
+
+    @property
+    def nodes(self) -> dict[str, int] | None:
+        """The operators of the compiled graphs that are this module's, with their number; None outside of them."""
+        if not self.compiled:
+            return None
+        found: Counter[str] = Counter()
+        for graph in graphs():
+            found.update(graph["modules"].get(self.name.removeprefix(INNER), {}))
+        return dict(found)
 
     @property
     def calls(self) -> int:
-        """How often it computed: counted on the samebits route; natively, whether it was called at all."""
+        """How often it computed: counted on the samebits route; natively, whether it was called at all. A module of
+        a compiled part ran as often as that part did, if nodes of the compiled graph are its own."""
+        if self.nodes == {}:
+            return 0
         module: Any = self.module
         return module.calls[0] if isinstance(module, Routed | RoutedAttentionLayer) else self.seen[0]
 
@@ -64,11 +83,18 @@ def route_model(model: nn.Module, plan: RoutePlan) -> list[RoutedModule]:
         elif isinstance(module, Routed):
             module.release()
         routed.append(RoutedModule(name, place, route, module))
+    runs = count_calls(_first_attention(modules)) if plan.compiled else [0]
     for one in routed:
-        # A hook inside the compiled part would be traced into it.
-        if one.route == "P" and not (plan.compiled and one.name.startswith("model.")):
+        if one.route == "P" and plan.compiled and one.name.startswith(INNER):
+            # A hook inside the compiled part would be traced into it.
+            one.compiled, one.seen = True, runs
+        elif one.route == "P":
             one.note_first_call()
     return routed
+
+
+def _first_attention(modules: dict[str, nn.Module]) -> nn.Module:
+    return next(module for module in modules.values() if type(module) is Attention)
 
 
 def _take(name: str, module: nn.Module, segments: int) -> None:

@@ -84,9 +84,13 @@ class RunConfig(BaseModel):
     )
     rollout_engines: int = Field(1, ge=1, description="vLLM engines")
     rollout_tp: int = Field(1, ge=1, description="tensor-parallel workers of each engine")
-    native_compile: bool = Field(False, description="native vLLM, compiled: faster, but unproven (cannot tell)")
+    native_compile: bool = Field(False, description="native vLLM, compiled: faster per token, slow to start")
     max_tp: int | None = Field(None, ge=1, description="K segments of row-parallel layers; the larger TP if unset")
     threads: int = Field(0, ge=0, description="CPU threads of one engine or trainer; 0: all that are free")
+
+    tensorboard: bool = Field(False, description="write TensorBoard files into RUN_DIR/tracking")
+    wandb: Literal["off", "offline", "online"] = Field("off", description="Weights & Biases; its files go there too")
+    wandb_project: str = Field("samebits", description="project name for Weights & Biases")
 
     start_timeout: float = Field(600.0, gt=0, description="seconds an engine or trainer may take to start")
     step_timeout: float = Field(1800.0, gt=0, description="seconds one call to it may take")

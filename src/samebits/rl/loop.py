@@ -84,7 +84,8 @@ def run_loop(job: Job, record: Recorder) -> None:
             result = train_step(job, step, rollouts, advantages)
         with clock.phase("compare"):
             record.add(trained(result, version))
-            record.compared(step, version.counter, step_samples(rollouts, result, rewards, advantages))
+            samples = step_samples(rollouts, result, rewards, advantages)
+            record.compared(step, version.counter, samples, config.clip_ratio)
             if config.trace_tokens:
                 step_trace.keep(job.rollout, job.trainer, record, step)
         with clock.phase("publish"):

@@ -39,7 +39,7 @@ class Refused(ValueError):
 
 def contract_of(op: str) -> str:
     """The names and versions of the boundaries that an op promises, such as `linear@1 linear_gradient@1`."""
-    module = importlib.import_module(f"samebits.ops.{op}.contract")
+    module = importlib.import_module(f"samebits.contract.boundaries.{op}")
     return " ".join(sorted(value.id for value in vars(module).values() if isinstance(value, Boundary)))
 
 

@@ -18,6 +18,7 @@ from samebits.timeline.types import Rollout, SampleKey, WeightVersion
 MODULES = ("attention", "ffn", "logp")
 CONTRACT = run_contract((), segments=1)
 PROMPTS, SAMPLES = 2, 3
+CLIP = 0.2
 
 
 def write_run(
@@ -104,7 +105,7 @@ def _write_step(record: Recorder, step: int, version: WeightVersion, case: str, 
             seconds={"forward": 0.4, "backward": 0.5, "optimizer": 0.1},
         )
     )
-    record.compared(step, version.counter, samples)
+    record.compared(step, version.counter, samples, CLIP)
 
 
 def _length(row: int) -> int:
@@ -122,15 +123,22 @@ def _evaluated(record: Recorder, step: int) -> None:
 
 def _route(role: str, case: str) -> dict[str, Any]:
     route = case.split("/")[POSITION[role]]
+    code = "samebits.into_vllm.layers.Routed" if route == "R" else "vllm.model_executor.layers.linear.Linear"
     return {
         "role": role,
         "engine": 0,
         "rank": 0,
+        "mode": "eager",
         "contract": CONTRACT.digest() if route == "R" else "",
         "contract_content": CONTRACT.as_data() if route == "R" else {},
-        "modules": {f"{group}.first": {"group": group, "route": route, "calls": 4} for group in MODULES},
-        "counters": {"linear": 12} if route == "R" else {},
+        "modules": {f"{group}.first": _module(group, route, code) for group in MODULES},
+        "counters": {"linear": 12 if route == "R" else 0},
+        "kernels": "ab" * 32,
     }
+
+
+def _module(group: str, route: str, code: str) -> dict[str, Any]:
+    return {"group": group, "boundary": "linear", "route": route, "implementation": code, "calls": 4}
 
 
 def _manifest(case: str, steps: int) -> dict[str, Any]:
@@ -138,6 +146,7 @@ def _manifest(case: str, steps: int) -> dict[str, Any]:
         "schema": MANIFEST_SCHEMA,
         "config": {
             "case": case,
+            "clip_ratio": CLIP,
             "num_rollout": steps,
             "global_batch_size": PROMPTS * SAMPLES,
             "rollout_engines": 1,

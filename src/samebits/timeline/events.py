@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
-SCHEMA = "samebits.timeline/1"
+SCHEMA = "samebits.timeline/2"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +102,17 @@ class Compared:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Measured:
+    """How far the two policies are apart over the `tokens` of this step with finite values; nothing over none."""
+
+    kind: ClassVar[str] = "measured"
+    step: int
+    version: int
+    tokens: int
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Timed:
     """Where the seconds of one step went, by phase."""
 
@@ -132,10 +143,11 @@ class RunFinished:
     steps: int
 
 
-Event = RunStarted | Published | Sampled | Trained | Compared | Timed | Evaluated | RunFinished
+Event = RunStarted | Published | Sampled | Trained | Compared | Measured | Timed | Evaluated | RunFinished
 
 KINDS: dict[str, type[Event]] = {
-    cls.kind: cls for cls in (RunStarted, Published, Sampled, Trained, Compared, Timed, Evaluated, RunFinished)
+    cls.kind: cls
+    for cls in (RunStarted, Published, Sampled, Trained, Compared, Measured, Timed, Evaluated, RunFinished)
 }
 _HINTS = {kind: {f.name: get_type_hints(cls)[f.name] for f in dataclasses.fields(cls)} for kind, cls in KINDS.items()}
 

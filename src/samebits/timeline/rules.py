@@ -2,7 +2,7 @@
 
     run_started
     published v0 [evaluated]
-    for each step s = 1, 2, ...:  sampled x N, trained, compared, published v(s), timed, [evaluated]
+    for each step s = 1, 2, ...:  sampled x N, trained, compared, measured, published v(s), timed, [evaluated]
     run_finished
 
 A sample carries the version that is live when its step begins, training and comparison use the same one,
@@ -18,6 +18,7 @@ from samebits.timeline.events import (
     Compared,
     Evaluated,
     Event,
+    Measured,
     Published,
     RunFinished,
     RunStarted,
@@ -54,7 +55,7 @@ class _State:
         self.step = 0
         self.keys: set[str] = set()
         self.next_start = 0
-        self.response_tokens = 0
+        self.response_tokens = self.finite_tokens = 0
         self.expect: tuple[type[Event], ...] = (RunStarted,)
 
     def take(self, event: Event) -> str | None:
@@ -72,6 +73,8 @@ class _State:
                 return self._train(event)
             case Compared():
                 return self._compare(event)
+            case Measured():
+                return self._measure(event)
             case Timed():
                 return self._time(event)
             case Evaluated():
@@ -142,9 +145,16 @@ class _State:
         return self._same_step(event.step, event.version)
 
     def _compare(self, event: Compared) -> str | None:
-        self.expect = (Published,)
+        self.expect = (Measured,)
         if event.compared_tokens != self.response_tokens:
             return f"{event.compared_tokens} tokens compared, {self.response_tokens} response tokens sampled"
+        self.finite_tokens = event.compared_tokens - event.nonfinite_count
+        return self._same_step(event.step, event.version)
+
+    def _measure(self, event: Measured) -> str | None:
+        self.expect = (Published,)
+        if event.tokens != self.finite_tokens:
+            return f"{event.tokens} tokens measured, {self.finite_tokens} compared ones are finite"
         problem = self._same_step(event.step, event.version)
         self.step += 1
         return problem

@@ -1,44 +1,15 @@
-from samebits.contract import Boundary
+"""What logprob promises; the data lie in samebits.contract, which loads without any operator."""
 
-WINDOW_BITS = 16  # exponents per window
-WINDOWS = 4  # windows kept, counted from the highest one seen
-MAX_TERMS = 1 << 20  # terms of one call; each is below 2^39, so a window of 2^24 of them fits 63 bits
-MAX_SUM = 1 << 62  # a merged window sum at or above this is refused
-
-T_LIMIT = float(1 << 30)  # t is clamped here, so that exponents fit 32 bits
-TOP_LIMIT = 1 << 25  # rows whose top window is outside [-TOP_LIMIT, TOP_LIMIT) have no finite log-sum-exp
-EMPTY_TOP = -(1 << 27)  # the top window of a state without terms, below every real one
-
-LOG2_E_LOW = float.fromhex("0x1.4ae0c0p-26")  # log2(e) minus its fp32 rounding, rounded to fp32
-LN_2 = float.fromhex("0x1.62e42fefa39efp-1")  # float64
-SQRT_2 = float.fromhex("0x1.6a09e667f3bcdp+0")  # float64
-ATANH_TERMS = 11  # of the series of the logarithm: what is left out is below 2^-56
-
-LOGPROB = Boundary(
-    name="logprob",
-    version=1,
-    dependency="every real column of one row (padded columns take no part); rows are independent",
-    partition="none that matters: a term belongs to the window floor(i / 16) of its own exponent i",
-    merge=(
-        "order-free: 64-bit integer sums for the 4 highest windows; states align by window and add; "
-        "terms of lower windows, each below 2^-48 of the largest term, are dropped"
-    ),
-    precision=(
-        "fp32 logits as the run's arithmetic (fma32, sm90 or cdna3) over the hidden size leaves them (bias added in "
-        "fp32); integer state; float64 conversion; fp32 log-probability. Gradient: dz in fp32 rounded to bf16, "
-        "sums of the arithmetic over columns (hidden) and over tokens (weight), both ascending"
-    ),
-    rounding=(
-        "z = logit / temperature, one division (none at 1); n = nearest(z * log2(e)) clamped to +-2^30; "
-        "r = fma(z, log2e_low, fma(z, log2e, -n)) clamped to +-1/2; p = exp2_core(r); the term is the "
-        "24-bit significand of p at exponent i = n + exponent(p); logp = float64 z_target - lse rounded "
-        "once to fp32, and +0 where that is above 0"
-    ),
-    primitives=(
-        "exp2_core; the conversion uses float64 +, -, *, / only: S = ((s0 * 2^16 + s1) * 2^16 + s2) * 2^16 "
-        "+ s3 = m * 2^e with m in (1/sqrt 2, sqrt 2], f = (m - 1) / (m + 1), "
-        "ln m = 2 f (1 + f^2/3 + f^4/5 + ...) by Horner, lse = (e + 16 (top - 3) - 23) * ln 2 + ln m. "
-        "NaN, +inf or t >= 2^29 in a row: NaN (0x7fc00000). Nothing above t = -2^29: lse = -inf, logp = NaN"
-    ),
-    constants={"window_bits": WINDOW_BITS, "windows": WINDOWS, "atanh_terms": ATANH_TERMS},
-)
+from samebits.contract.boundaries.logprob import ATANH_TERMS as ATANH_TERMS
+from samebits.contract.boundaries.logprob import EMPTY_TOP as EMPTY_TOP
+from samebits.contract.boundaries.logprob import LN_2 as LN_2
+from samebits.contract.boundaries.logprob import LOG2_E_LOW as LOG2_E_LOW
+from samebits.contract.boundaries.logprob import LOGPROB as LOGPROB
+from samebits.contract.boundaries.logprob import LOGPROB_BACKWARD as LOGPROB_BACKWARD
+from samebits.contract.boundaries.logprob import MAX_SUM as MAX_SUM
+from samebits.contract.boundaries.logprob import MAX_TERMS as MAX_TERMS
+from samebits.contract.boundaries.logprob import SQRT_2 as SQRT_2
+from samebits.contract.boundaries.logprob import T_LIMIT as T_LIMIT
+from samebits.contract.boundaries.logprob import TOP_LIMIT as TOP_LIMIT
+from samebits.contract.boundaries.logprob import WINDOW_BITS as WINDOW_BITS
+from samebits.contract.boundaries.logprob import WINDOWS as WINDOWS

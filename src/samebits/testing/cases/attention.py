@@ -41,7 +41,8 @@ def cases() -> Iterator[Case]:
     yield against_definition(OP, "rows-of-a-rank", _some_rows_of_each)
     yield against_definition(OP, "paged-by-definition", _paged_by_definition)
     yield against_definition(OP, "slots-that-are-written", _written)
-    yield Case(OP, "what-lies-ahead-is-not-read", partial(_ahead, poisoned=True), partial(_ahead, poisoned=False))
+    ahead = partial(_ahead, poisoned=True), partial(_ahead, poisoned=False)
+    yield Case(OP, "what-lies-ahead-is-not-read", *ahead, arithmetic="fma32")
     yield from _served()
     yield from _batches()
     for length, long in ((4096, False), (32_768, True)):
