@@ -7,6 +7,7 @@ import random
 import time
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
@@ -31,27 +32,37 @@ def samples() -> list[TrainSample]:
 
 
 def train(me: Rank, settings: str, steps: str, directory: str) -> dict[str, Tensor]:
-    """One rank: the digest of the weights after the last step (rank 0), gradient norms, and CPU seconds per step."""
+    """One rank, with and without strict gradients, one after the other: tensors named `strict/...` and `default/...`."""
+    found = {}
+    for kind, strict in (("strict", True), ("default", False)):
+        config = TrainerConfig(
+            model=str(MODEL),
+            reference=str(MODEL),
+            kl_coef=0.001,
+            lr=1e-4,
+            max_tp=MAX_TP,
+            strict_gradients=strict,
+            rendezvous=f"{directory}/{kind}" if me.world > 1 else "",
+            **json.loads(settings),
+        )
+        found |= {f"{kind}/{name}": tensor for name, tensor in run_steps(config, me.rank, int(steps)).items()}
+    return found
+
+
+def run_steps(config: TrainerConfig, rank: int, steps: int) -> dict[str, Tensor]:
+    """The digest of the weights after the last step (first rank), gradient norms, and CPU seconds of each step."""
     from samebits.into_megatron.trainer import TrainerRank
 
-    config = TrainerConfig(
-        model=str(MODEL),
-        reference=str(MODEL),
-        kl_coef=0.001,
-        lr=1e-4,
-        max_tp=MAX_TP,
-        rendezvous=f"{directory}/trainer" if me.world > 1 else "",
-        **json.loads(settings),
-    )
-    trainer = TrainerRank(config, me.rank)
+    trainer = TrainerRank(config, rank)
     scores = trainer.score(samples())
     batch = [replace(sample, rollout_logp_bits=scores[sample.key]) for sample in samples()]
     norms, seconds = [], []
-    for step in range(int(steps)):
+    for step in range(steps):
         started = time.process_time()
         norms.append(trainer.train_step(step, batch).grad_norm)
         seconds.append(time.process_time() - started)
-    found = trainer.export(f"{directory}/weights")
+    with TemporaryDirectory() as folder:
+        digests = trainer.export(folder)
     trainer.close()
-    digest = torch.tensor(list(digest_of(found).encode()), dtype=torch.uint8)
-    return {"digest": digest, "norms": torch.tensor(norms).double(), "seconds": torch.tensor(seconds[1:])}
+    digest = torch.tensor(list(digest_of(digests).encode()), dtype=torch.uint8)
+    return {"digest": digest, "norms": torch.tensor(norms, dtype=torch.float64), "seconds": torch.tensor(seconds[1:])}
