@@ -32,7 +32,7 @@ def samples() -> list[TrainSample]:
 
 
 def train(me: Rank, settings: str, steps: str, directory: str) -> dict[str, Tensor]:
-    """One rank, with and without strict gradients, one after the other: tensors named `strict/...` and `default/...`."""
+    """One rank, with and without strict gradients, one after the other: tensors named `strict/..` and `default/..`."""
     found = {}
     for kind, strict in (("strict", True), ("default", False)):
         config = TrainerConfig(

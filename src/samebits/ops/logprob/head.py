@@ -148,7 +148,10 @@ class _LinearLogp(torch.autograd.Function):
     ) -> torch.Tensor:
         rows, local = hidden.bfloat16().contiguous(), targets - part.start
         real = weight[: part.columns], None if bias is None else bias[: part.columns].float()
-        own = part.impl.linear_state(rows, *real, local, part.temperature, part.arithmetic)
+        if part.columns:
+            own = part.impl.linear_state(rows, *real, local, part.temperature, part.arithmetic)
+        else:
+            own = torch.nn.functional.pad(reference.empty_state(len(rows), rows.device), (0, 1), value=NO_TARGET)
         state, z = _combine(_stack_ranks(own, part.group))
         ctx.save_for_backward(rows, weight, bias, local, part.impl.lse(state))
         ctx.part, ctx.hidden_dtype = part, hidden.dtype
@@ -163,7 +166,10 @@ class _LinearLogp(torch.autograd.Function):
         dbias = weight_gradient_buffer(bias) if ctx.needs_input_grad[2] else None
         size, sums = weight.shape[0] // part.gradient_parts, []
         for start in range(0, weight.shape[0], size):
-            here = slice(min(start, part.columns), min(start + size, part.columns))
+            here = slice(start, min(start + size, part.columns))
+            if here.stop <= start:  # padding alone
+                sums.append(torch.zeros_like(rows, dtype=torch.float32))
+                continue
             sums.append(
                 part.impl.linear_backward(
                     upstream,
