@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "matrix": {"contract", "evidence", "rl", "testing", "timeline"},
     "ablate": {"contract", "timeline", "bits", "evidence", "rl"},
     "testing": {"contract", "bits", "ops", "arithmetic", "backends", "_cpu", "timeline", "evidence"},
-    "report": {"contract", "timeline", "evidence"},
+    "report": {"contract", "timeline", "evidence", "ablate"},
     "bench": {"ops", "_cpu"},
     "cli": {
         "contract", "timeline", "bits", "evidence", "env", "ops", "rl", "report", "bench",
@@ -118,3 +118,15 @@ def test_only_one_file_reads_the_environment() -> None:
         if path.name != "env.py" and any(f"os.{name}" in path.read_text() for name in ("environ", "getenv", "putenv"))
     ]
     assert readers == []
+
+
+WITHOUT_CPU_KERNELS = """
+import importlib, sys
+sys.modules["samebits._cpu"] = None
+for name in ("collectives", "linear_logp.provider", "into_vllm.worker", "into_vllm.gpu_attention", "into_vllm.sampling"):
+    importlib.import_module(f"samebits.{name}")
+"""
+
+
+def test_a_machine_with_gpus_needs_no_cpu_kernels() -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", WITHOUT_CPU_KERNELS], check=True, capture_output=True)

@@ -72,6 +72,16 @@ def test_one_native_module_is_recorded_as_such(start: Callable) -> None:
     assert totals["case"] == "attention=R/R ffn=P/R logp=R/R"
 
 
+def test_draws_from_a_nucleus_give_the_same_bits_over_it(start: Callable) -> None:
+    job = start("run", top_p=0.9, top_k=20, train_tp=2)
+    assert job.wait() == Verdict.SAME.exit_code, job.output + job.logs()
+    totals = summary(job.path)
+    assert (totals["mismatch_count"], totals["steps"]) == (0, 2)
+    found = verify(job.path)
+    assert found.sampling.startswith(f"top-k 20, top-p 0.9; all {totals['compared_tokens']} tokens lie in their")
+    assert f"Sampling: {found.sampling}" in (job.path / "report.html").read_text()
+
+
 def test_tensor_parallel_on_both_sides_gives_the_same_bits(start: Callable) -> None:
     job = start("run", train_tp=2, rollout_tp=2)
     assert job.wait() == Verdict.SAME.exit_code, job.output + job.logs()

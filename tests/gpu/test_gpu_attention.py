@@ -32,17 +32,19 @@ def _checks():
 
 
 ROWS = [
+    launch.Rows(128, 4, 3, copies=True),
+    launch.Rows(128, 4, 2, copies=True),
     launch.Rows(128, 8, 2),
     launch.Rows(128, 8, 3),
-    launch.Rows(64, 4, 2),
     launch.Rows(64, 4, 3),
     launch.Rows(16, 4, 1),
 ]
 SPLITS = [
+    launch.Split(16, 1, False, 1, 2, 4, 8, copies=True),
+    launch.Split(16, 3, False, 1, 3, 1, 8, copies=True),
+    launch.Split(16, 64, False, 1, 2, 1, 4, copies=True),
     launch.Split(16, 1, False, 4, 3, 4, 8),
-    launch.Split(16, 2, False, 4, 2, 4, 4),
-    launch.Split(16, 3, False, 4, 4, 1, 8),
-    launch.Split(16, 64, False, 4, 3, 16, 2),
+    launch.Split(16, 2, False, 2, 4, 16, 2),
 ]
 BACKWARDS = [
     (launch.Rows(128, 8, 2), launch.Keys(128, 64, 8, 2)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from samebits.ops.linear import linear, matmul_f32
 from samebits.ops.logprob import logprob
 from samebits.ops.rms_norm import add_rms_norm, rms_norm
 from samebits.ops.rotary import rotary, rotary_table
+from samebits.ops.sample_support import Kept, kept_logprob
 from samebits.ops.swiglu import swiglu
 from samebits.timeline.types import Rollout
 
@@ -24,16 +25,28 @@ from samebits.timeline.types import Rollout
 def response_bits(
     path: Path, rollouts: Sequence[Rollout], temperatures: Sequence[float], segments: int, device: str = "cpu"
 ) -> list:
-    """fp32 bit patterns of the log-probability of every response token, from one packed forward pass."""
+    """fp32 bit patterns of every response token's log-probability over its support, from one packed forward pass."""
     sequences = [[*r.prompt_ids, *r.token_ids] for r in rollouts]
     logits = packed_logits(path, sequences, segments, device)
-    bits, start = [], 0
-    for rollout, sequence, temperature in zip(rollouts, sequences, temperatures, strict=True):
-        rows = logits[start + len(rollout.prompt_ids) - 1 : start + len(sequence) - 1]
-        scores = logprob(rows, torch.tensor(rollout.token_ids, device=device), temperature or 1.0)
+    bits = []
+    for rows, rollout, temperature in zip(response_rows(logits, rollouts), rollouts, temperatures, strict=True):
+        targets = torch.tensor(rollout.token_ids, device=device)
+        if rollout.support is None:
+            scores = logprob(rows, targets, temperature or 1.0)
+        else:
+            kept = Kept.of([list(ids) for ids in rollout.support.rows()])
+            scores = kept_logprob(rows, targets[:, None], temperature or 1.0, kept)[:, 0].contiguous()
         bits.append(tuple(int(b) & 0xFFFFFFFF for b in raw(scores).tolist()))
-        start += len(sequence)
     return bits
+
+
+def response_rows(logits: Tensor, rollouts: Sequence[Rollout]) -> Iterator[Tensor]:
+    """The rows of packed logits that predict each response's tokens."""
+    start = 0
+    for rollout in rollouts:
+        stop = start + len(rollout.prompt_ids) + len(rollout.token_ids)
+        yield logits[start + len(rollout.prompt_ids) - 1 : stop - 1]
+        start = stop
 
 
 @torch.no_grad()

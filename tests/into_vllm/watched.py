@@ -6,6 +6,7 @@ from typing import Any
 
 from samebits.into_vllm.config import EngineConfig
 from samebits.into_vllm.engine import RolloutEngine
+from samebits.timeline.types import GenerateRequest
 
 
 class WatchedEngine(RolloutEngine):
@@ -14,6 +15,9 @@ class WatchedEngine(RolloutEngine):
         scheduler = self._engine.engine_core.engine_core.scheduler
         preempt = scheduler._preempt_request
         self._preempted = 0
+        self._count = 0
+        self._penalty = 0.0
+        self._seen: list[tuple[list, list, list]] = []
         self._hits = 0
 
         def counted(*args: Any, **kwargs: Any) -> Any:
@@ -37,6 +41,39 @@ class WatchedEngine(RolloutEngine):
     def prefix_hits(self) -> int:
         """How many requests found cached keys and values since the start."""
         return self._hits
+
+    def likeliest(self, requests: list[GenerateRequest], count: int) -> list[tuple[list, list, list]]:
+        """Per request (ids, log-probabilities, ranks), each token's own first, then the `count` likeliest ones."""
+        self._count, self._seen = count, []
+        try:
+            self.generate(requests)
+        finally:
+            self._count = 0
+        return self._seen
+
+    def _params(self, name: str, request: GenerateRequest) -> Any:
+        params = super()._params(name, request)
+        params.logprobs = self._count
+        params.presence_penalty = self._penalty
+        return params
+
+    def penalised(self, requests: list[GenerateRequest], penalty: float) -> list:
+        """Like generate, with a presence penalty."""
+        self._penalty = penalty
+        try:
+            return self.generate(requests)
+        finally:
+            self._penalty = 0.0
+
+    def _rollout(self, request: GenerateRequest, output: Any, *rest: Any) -> Any:
+        if not self._count:
+            return super()._rollout(request, output, *rest)
+        flat = output.logprobs
+        parts = [slice(*ends) for ends in zip(flat.start_indices, flat.end_indices, strict=True)]
+        self._seen.append(
+            tuple([column[part] for part in parts] for column in (flat.token_ids, flat.logprobs, flat.ranks))
+        )
+        return None
 
     def worker_pids(self) -> dict[int, int]:
         """Rank -> process id."""

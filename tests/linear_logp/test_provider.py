@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -157,6 +156,48 @@ def test_a_kept_support_renormalises_and_always_holds_the_target() -> None:
     assert_same(logp, provider(request(MANY, log_prob_keep_mask=as_mask(kept), temperature=0.7)).logp, "both forms")
 
 
+def as_counts(kept: torch.Tensor) -> dict[str, torch.Tensor]:
+    rows = [row[row >= 0].unique() for row in kept]
+    return {"kept_ids": torch.cat(rows), "kept_counts": torch.tensor([len(row) for row in rows])}
+
+
+def test_a_support_may_come_row_after_row() -> None:
+    kept = torch.randint(-1, REAL, (MANY, 6), generator=torch.Generator().manual_seed(3))
+    kept[::5] = -1
+    active = torch.arange(MANY) % 3 > 0
+    changes = {"temperature": 0.7, "active": active, "row_keys": torch.arange(MANY).flip(0)}
+    assert_same(
+        provider(request(MANY, kept_ids=kept, **changes)).logp,
+        provider(request(MANY, **as_counts(kept), **changes)).logp,
+    )
+
+
+def test_rows_that_keep_all_are_scored_beside_the_others() -> None:
+    kept = torch.randint(0, REAL, (MANY, 6), generator=torch.Generator().manual_seed(3))
+    kept[::3] = -1
+    temperature = torch.linspace(0.5, 2, MANY)
+    mixed = provider(request(MANY, kept_ids=kept, temperature=temperature))
+    free = kept[:, 0] < 0
+    assert_same(mixed.logp[free], provider(request(MANY, temperature=temperature)).logp[free])
+    assert_same(
+        mixed.logp[~free],
+        provider(request(MANY, kept_ids=kept.clamp_min(0), temperature=temperature)).logp[~free],
+    )
+    assert mixed.provenance["limited_rows"] == int((~free).sum())
+
+
+def test_gradients_flow_over_the_support_only() -> None:
+    asked = request(kept_ids=torch.tensor([[1, 2]]).expand(ROWS, 2), target_ids=torch.full((ROWS,), 2))
+    logp = provider(asked).logp
+    assert asked.context is not None
+    weight, bias = asked.context.projection.weight, asked.context.projection.bias
+    assert bias is not None
+    for gradient in torch.autograd.grad(logp.sum(), [weight, bias]):
+        assert bool(gradient[1:3].any())
+        assert_same(gradient[3:], torch.zeros_like(gradient[3:]))
+        assert_same(gradient[:1], torch.zeros_like(gradient[:1]))
+
+
 def test_unused_places_of_the_support_and_repeats_do_not_count() -> None:
     kept = torch.tensor([[1, 2, 2, -1, -1]]).expand(MANY, 5)
     assert_same(
@@ -212,11 +253,6 @@ def on_another_device() -> LinearLogpRequest:
     return request(target_ids=torch.zeros(ROWS, dtype=torch.int64, device="meta"), context=source)
 
 
-def kept_on_two_ranks() -> LinearLogpRequest:
-    group: Any = SimpleNamespace(size=lambda: 2)
-    return request(tensor_parallel_group=group, kept_ids=torch.zeros(ROWS, 1, dtype=torch.int64))
-
-
 def without_context() -> LinearLogpRequest:
     return LinearLogpRequest(torch.zeros(ROWS, PADDED), torch.zeros(ROWS, dtype=torch.int64))
 
@@ -227,9 +263,8 @@ def without_context() -> LinearLogpRequest:
         (without_context(), "no context"),
         (request(context=in_float32(request())), "serves bfloat16, hidden"),
         (on_another_device(), "serves the CPU, the request is on meta"),
-        (kept_on_two_ranks(), "on one tensor-parallel rank"),
     ],
-    ids=["no context", "dtype", "device", "support over ranks"],
+    ids=["no context", "dtype", "device"],
 )
 def test_what_it_does_not_serve_it_says(asked: LinearLogpRequest, message: str) -> None:
     with pytest.raises(LinearLogpProviderUnavailable, match=message):

@@ -157,12 +157,24 @@ def test_a_failure_on_one_rank_is_raised_on_all(said: list[dict[str, str]], name
     assert there in said[1][name]
 
 
-def score(me: Rank) -> dict[str, torch.Tensor]:
+def score(me: Rank, support: str) -> dict[str, torch.Tensor]:
     """The own provider over two halves of the vocabulary: rank 1's last columns are padding."""
-    return scored(me.join(), me.rank, me.world)
+    return scored(me.join(), me.rank, me.world, support)
 
 
-def scored(group: Any, rank: int, ranks: int) -> dict[str, torch.Tensor]:
+def supports(form: str, start: int, stop: int) -> dict[str, torch.Tensor]:
+    """Up to six kept ids a row; one row in seven keeps all, unless it is a mask, which names what it keeps."""
+    kept = torch.randint(0, REAL, (TOKENS, 6), generator=torch.Generator().manual_seed(7))
+    kept[::7] = -1
+    if form == "ids":
+        return {"kept_ids": kept}
+    if form == "mask":
+        mask = torch.zeros(TOKENS, PADDED, dtype=torch.bool).scatter(1, kept.clamp_min(0), True)
+        return {"log_prob_keep_mask": mask[:, start:stop]}
+    return {}
+
+
+def scored(group: Any, rank: int, ranks: int, support: str) -> dict[str, torch.Tensor]:
     draw = torch.Generator().manual_seed(6)
     hidden = torch.randn(TOKENS, HIDDEN, generator=draw).bfloat16().requires_grad_()
     whole = torch.randn(PADDED, HIDDEN, generator=draw).bfloat16()
@@ -171,8 +183,9 @@ def scored(group: Any, rank: int, ranks: int) -> dict[str, torch.Tensor]:
     weight = whole[rank * size : (rank + 1) * size].clone().requires_grad_()
     source = LinearLogpContext(hidden, LinearProjection(weight), VocabPartition(rank * size, size, REAL, PADDED))
     asked = LinearLogpRequest(
-        None, targets, tensor_parallel_group=group, context=source, temperature=0.7, with_entropy=True
-    )
+        None, targets, tensor_parallel_group=group, context=source, temperature=0.7, with_entropy=True,
+        **supports(support, rank * size, (rank + 1) * size),
+    )  # fmt: skip
     dispatch = LinearLogp(settings(own_provider), group)
     logp, entropy = dispatch(asked, native)
     logp.backward(torch.linspace(-1, 1, TOKENS)[:, None])
@@ -182,9 +195,12 @@ def scored(group: Any, rank: int, ranks: int) -> dict[str, torch.Tensor]:
     return {"logp": logp.detach(), "entropy": entropy, "dhidden": hidden.grad, "dweight": weight.grad}
 
 
-def test_two_ranks_give_the_bits_of_one(tmp_path: Path) -> None:
-    parts = run_ranks(__file__, "score", 2, tmp_path / "two")
-    alone = scored(None, 0, 1)
+@pytest.mark.parametrize("support", ["all", "ids", "mask"])
+def test_two_ranks_give_the_bits_of_one(tmp_path: Path, support: str) -> None:
+    parts = run_ranks(__file__, "score", 2, tmp_path / "two", support)
+    alone = scored(None, 0, 1, support)
+    if support != "all":
+        assert not torch.equal(alone["logp"], scored(None, 0, 1, "all")["logp"])
     for name in ("logp", "entropy"):
         for part in parts:
             assert_same(part[name], alone[name], name)

@@ -82,6 +82,15 @@ BROKEN: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "one form",
     ),
     "kept ids of int32": (lambda: request(kept_ids=INTS[:, None].int()), TypeError, "kept_ids must be int64"),
+    "counts without ids": (lambda: request(kept_counts=INTS), ValueError, "kept_counts without kept_ids"),
+    "counts of int32": (lambda: request(kept_ids=INTS, kept_counts=INTS.int()), TypeError, "kept_counts must be int64"),
+    "counts of other rows": (lambda: request(kept_ids=INTS, kept_counts=INTS[:3]), ValueError, r"must be \[12\]"),
+    "counts that do not add up": (
+        lambda: request(kept_ids=INTS[:5], kept_counts=torch.ones(ROWS, dtype=torch.int64)), ValueError, "add up to 12",
+    ),
+    "negative counts": (
+        lambda: request(kept_ids=INTS[:0], kept_counts=torch.full((ROWS,), -1)), ValueError, "none may be negative",
+    ),
     "kept ids of other rows": (lambda: request(kept_ids=INTS[:3, None]), ValueError, "3 rows"),
     "chunk of nothing": (lambda: request(chunk_size=0), ValueError, "rows per chunk"),
     "gradient of no entropy": (lambda: request(with_entropy_grad=True), ValueError, "ask for both"),

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from samebits.contract import digest_of, run_contract
+from samebits.contract.boundaries import BOUNDARIES
 from samebits.into_megatron.config import TrainerConfig
 from samebits.into_vllm.config import EngineConfig
 from samebits.locate.model import Decoder
 from samebits.locate.session import Answered, Question, Session
 from samebits.locate.sides import RolloutHosts, TrainerHosts
-from samebits.ops.boundaries import BOUNDARIES
 from samebits.rl.processes import Group
 from samebits.trace import TracedSequence
 

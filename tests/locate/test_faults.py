@@ -35,7 +35,7 @@ PLANTED = (
     Planted("rollout", "swapped_pages", "KV cache", 1, "KV cache", 0, "the key of position 16", guilty=False),
     Planted("rollout", "rotary_base", "rotary", 0, "parameter", 1, ""),
     Planted("rollout", "stale_weight", "down projection", 1, "weights", guilty=False),
-    Planted("rollout", "stale_norm_weight", "input norm", 1, "weights", 0, guilty=False),
+    Planted("rollout", "stale_norm_weight", "input norm", 1, "weights", guilty=False),
     Planted("rollout", "bf16_logits", "LM head", 2, "operator", 24, "every value of logits is a bfloat16 value"),
     Planted("rollout", "later_positions", "rotary", 0, "position ids", 12, guilty=False),
     Planted("rollout", "other_token", "embedding", -1, "input ids", 9, guilty=False),

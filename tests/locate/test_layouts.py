@@ -54,7 +54,7 @@ def test_native_code_on_both_sides(shop: Path, qwen3: Path) -> None:
     strict = {"contract": "", "agreed": {}}
     native = {"attention": "P", "ffn": "P", "logp": "P"}
     trainer = {**strict, "case": TrainerCase(**native)}  # type: ignore[arg-type]
-    rollout = {"contract": {}, "case": RolloutCase(**native)}  # type: ignore[arg-type]
+    rollout = {"contract": {}, "block_size": 32, "case": RolloutCase(**native)}  # type: ignore[arg-type]
     with hosted_pair(shop, qwen3, "native", trainer=trainer, rollout=rollout) as pair:
         found = pair.locate().located
         assert found.where is not None

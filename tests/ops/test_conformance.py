@@ -49,7 +49,7 @@ def test_every_op_has_the_cases_that_the_suite_promises(op: str) -> None:
     names = " ".join(case.name for case in cases(op))
     for kind in ("poison", "scalar", "avx2", "threads3"):
         assert kind in names, kind
-    assert "special" in names or op == "sample"  # which refuses them: tests/ops/test_sample.py
+    assert "special" in names or op in ("sample", "sample_support")  # which refuse them: tests/ops/test_sample*.py
 
 
 @pytest.mark.parametrize("where", [-1, 12])

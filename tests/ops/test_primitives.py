@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from samebits import _cpu
-from samebits.arithmetic import exp2, fma, round_bf16, sigmoid, sqrt
+from samebits.arithmetic import canonical_nan, exp2, fma, round_bf16, sigmoid, sqrt
 from samebits.bits import assert_same
 from samebits.testing.sweep import PROMISES, broken
 
@@ -27,11 +27,26 @@ def samples() -> torch.Tensor:
     return torch.cat([patterns, torch.linspace(-160, 130, 200_003), special, edge])
 
 
+def logarithm(x: torch.Tensor) -> torch.Tensor:
+    """What the log-sum-exp makes of a sum of one term x; NaN for what is no sum."""
+    from samebits.ops.logprob.reference import lse64
+
+    significand, exponent = torch.frexp(torch.where((x > 0) & (x < torch.inf), x, 1.0).double())
+    exponent = exponent.long() - 1
+    states = torch.zeros(len(x), 5, dtype=torch.int64)
+    states[:, 0] = exponent >> 4
+    states[:, 1] = (significand * 2.0**24).long() << (exponent & 15)
+    return torch.where((x > 0) & (x < torch.inf), lse64(states).float(), torch.nan)
+
+
 DEFINITIONS = [
     (0, exp2),
     (1, sigmoid),
     (2, sqrt),
     (3, lambda x: round_bf16(x).float()),
+    (4, lambda x: canonical_nan(1.0 / x)),
+    (5, lambda x: canonical_nan(x / torch.tensor(0.7))),
+    (6, lambda x: logarithm(x)),
 ]
 
 

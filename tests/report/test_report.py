@@ -76,8 +76,12 @@ def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
 def test_every_quantity_has_its_chart(tmp_path: Path) -> None:
     write_run(tmp_path / "run", steps=3)
     reader = page(tmp_path / "run")
-    charts = [json.loads(attributes["data-points"] or "") for tag, attributes in reader.tags if tag == "svg"]
-    assert len(charts) == 10
+    charts = [
+        json.loads(attributes["data-points"] or "")
+        for tag, attributes in reader.tags
+        if attributes.get("class") == "chart"
+    ]
+    assert len(charts) == 13
     assert [point[0] for point in charts[0]] == [1, 2, 3]
     for title in ("mismatch_count", "max_abs_diff", "Reward", "Held-out accuracy", "KL", "Gradient norm", "Loss"):
         assert title in reader.words

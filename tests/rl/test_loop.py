@@ -29,6 +29,7 @@ from samebits.timeline.types import (
     SampleKey,
     ShardDigest,
     StepResult,
+    Support,
     TrainSample,
     WeightVersion,
 )
@@ -105,6 +106,7 @@ class FakeEngine:
             contract=CONTRACT.digest() if self.route == "R" else "",
             finish_reason="stop",
             engine=0,
+            support=Support.of([[token, token + 1] for token in tokens]) if request.limited else None,
         )
 
     def publish(self, path: str, version: WeightVersion) -> list[list[ShardDigest]]:
@@ -193,6 +195,46 @@ def test_one_wrong_bit_makes_a_run_different(bench: Bench) -> None:
     found = verify(bench.path / "run")
     assert (found.verdict, found.problems) == (Verdict.DIFFERENT, ())
     assert found.totals["mismatch_count"] == found.totals["steps_with_mismatch"] == 3
+
+
+def test_supports_travel_to_the_trainer_and_into_the_records(bench: Bench) -> None:
+    bench.settings |= {"top_p": 0.9, "top_k": 2}
+    given: list[TrainSample] = []
+    step = bench.trainer.train_step
+    bench.trainer.train_step = lambda at, samples: given.extend(samples) or step(at, samples)  # type: ignore[method-assign]
+    bench.run()
+    for sample in given:
+        assert sample.support is not None
+        assert sample.support.problem(sample.token_ids[sample.prompt_length :]) == ""
+    found = verify(bench.path / "run")
+    assert (found.verdict, found.problems) == (Verdict.SAME, ())
+    assert found.sampling.endswith("2.0 ids on average")
+    assert {(r.top_k, r.top_p, r.min_p) for r in bench.engine.requests} == {(2, 0.9, 0.0)}
+
+
+@pytest.mark.parametrize(
+    ("support", "message"),
+    [
+        (lambda tokens: None, "it came without supports"),
+        (lambda tokens: Support.of([[token + 1] for token in tokens]), "is not in its support of 1 ids"),
+        (lambda tokens: Support.of([[]] * len(tokens)), "a token without a support"),
+    ],
+)
+def test_an_engine_that_keeps_no_record_of_its_supports_stops_the_run(
+    bench: Bench, support: Callable[[tuple[int, ...]], Support | None], message: str
+) -> None:
+    bench.settings["top_p"] = 0.9
+    bench.engine.answer = lambda rollouts: [dataclasses.replace(r, support=support(r.token_ids)) for r in rollouts]
+    with pytest.raises(RunFailed, match=message):
+        bench.run()
+
+
+def test_a_support_that_nobody_asked_for_stops_the_run(bench: Bench) -> None:
+    bench.engine.answer = lambda rollouts: [
+        dataclasses.replace(r, support=Support.of([[token] for token in r.token_ids])) for r in rollouts
+    ]
+    with pytest.raises(RunFailed, match="it came with supports, though nothing limits"):
+        bench.run()
 
 
 def test_a_native_case_needs_no_contract_on_its_samples(bench: Bench) -> None:

@@ -57,8 +57,13 @@ def exp2_of(t):
 @triton.jit
 def sigmoid_of(x):
     """1 / (1 + 2^(-x log2 e)), as `samebits.arithmetic.sigmoid`."""
+    # the limits of exp2 in one step: 2^128 is infinite, and what is below 2^-126 vanishes beside 1
+    t = tl.minimum(tl.maximum(x * _MINUS_LOG2_E, -126.0), 128.0)
+    shifted = t + _ROUNDER
+    p = exp2_core_of(t - (shifted - _ROUNDER)).to(tl.int32, bitcast=True)
+    y = (p + (shifted.to(tl.int32, bitcast=True) << 23)).to(tl.float32, bitcast=True)
     # the card's own operations write other NaN bits
-    return tl.where(x != x, float("nan"), tl.div_rn(1.0, 1.0 + exp2_of(x * _MINUS_LOG2_E)))
+    return tl.where(x != x, float("nan"), tl.div_rn(1.0, 1.0 + y))
 
 
 @triton.jit

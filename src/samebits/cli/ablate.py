@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
 
 from samebits.ablate.arms import arms_of, parse_arm
 from samebits.ablate.plan import Plan, make_plan
-from samebits.ablate.table import ABLATION, ABLATION_TEXT, HEAD, TITLES, cells, notes
+from samebits.ablate.table import ABLATION, ABLATION_TEXT
 from samebits.cli.run import INTERRUPTED, prepare, reason_of
 from samebits.evidence.record import Watcher
 from samebits.evidence.verdict import Verdict
+from samebits.report.compare import write_ablation_report
+from samebits.report.terminal import print_views
 from samebits.rl.inputs import resolve_inputs
 from samebits.rl.protocols import RunFailed
 
@@ -45,7 +45,8 @@ def ablate_command(
             raise
         typer.echo(f"error: {reason_of(error)}", err=True)
         return Verdict.CANNOT_TELL.exit_code
-    show(ablation)
+    print_views(ablation["views"], Console(highlight=False))
+    typer.echo(f"report: {write_ablation_report(folder)}")
     typer.echo(f"verdict: {ablation['verdict']}\ntable: {folder / ABLATION_TEXT} and {folder / ABLATION}")
     return Verdict(ablation["verdict"]).exit_code
 
@@ -70,18 +71,3 @@ def _watching() -> Iterator[Watcher]:
         return
     with Watch() as watch:
         yield watch
-
-
-def show(ablation: Mapping[str, Any]) -> None:
-    """The table of each view, on the terminal."""
-    console = Console(highlight=False)
-    for view, rows in ablation["views"].items():
-        table = Table(*HEAD, title=TITLES[view], box=SIMPLE, pad_edge=False, title_justify="left")
-        for column in table.columns[5:]:
-            column.justify = "right"
-        for row in rows:
-            table.add_row(*cells(row))
-        # A cut-off number is worse than a line that the terminal breaks.
-        console.print(table, width=max(console.width, console.measure(table).maximum), soft_wrap=True)
-        for note in notes(rows):
-            console.print(note, soft_wrap=True)

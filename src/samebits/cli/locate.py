@@ -60,6 +60,7 @@ def locate_command(
 ) -> int:
     """Locates, prints, writes the repro, and returns the exit code."""
     from samebits.cli.wiring import parts
+    from samebits.report import write_report
 
     if (run is None) == (by_hand is None):
         typer.echo("error: give a run directory, or --trainer-model and --rollout-model", err=True)
@@ -76,6 +77,8 @@ def locate_command(
             assert by_hand is not None
             answered = _between(by_hand, parts(), folder)
         found = _written(answered, folder)
+        if run is not None and folder == run / LOCATE:
+            write_report(run)
     except KeyboardInterrupt:
         typer.echo("interrupted", err=True)
         return INTERRUPTED

@@ -59,6 +59,9 @@ def run(
     clip_ratio: Annotated[Real, typer.Option(help="PPO clip.")] = None,
     clip_grad: Annotated[Real, typer.Option(help="Largest gradient norm.")] = None,
     temperature: Annotated[Real, typer.Option(help="Sampling temperature.")] = None,
+    top_k: Annotated[Whole, typer.Option(help="Draw from so many likeliest tokens; 0: all.")] = None,
+    top_p: Annotated[Real, typer.Option(help="Draw from the likeliest tokens with this mass.")] = None,
+    min_p: Annotated[Real, typer.Option(help="Leave out tokens below this part of the likeliest.")] = None,
     seed: Annotated[Whole, typer.Option(help="Order of the problems.")] = None,
     rollout_seed: Annotated[Whole, typer.Option(help="Random draws of the rollout.")] = None,
     eval_interval: Annotated[Whole, typer.Option(help="Steps between evaluations; 0: none.")] = None,
@@ -206,12 +209,16 @@ def locate(
 
 
 @app.command()
-def report(run: Annotated[Path, typer.Argument(help="A run directory.")]) -> None:
-    """Render report.html of a run again, sealed or not."""
-    from samebits.report import write_report
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="A run, an ablation, or several runs to compare.")],
+    out: Annotated[Path, typer.Option(help="Where a comparison of several runs goes.")] = Path("comparison.html"),
+    terminal: Annotated[bool, typer.Option("--terminal", help="As text, here.")] = False,
+) -> None:
+    """Render the page of a run, sealed or not, of an ablation, or one that compares several runs."""
+    from samebits.cli.report import report_command
 
     try:
-        typer.echo(str(write_report(run)))
+        report_command(runs, out, terminal)
     except (OSError, ValueError) as error:
         raise typer.Exit(_complain(error)) from error
 

@@ -16,7 +16,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from samebits import _cpu
 from samebits.collectives.peers import Peers
 
 # Words of a region. Each lies in a cache line of its own, so that waiting for one does not slow the others.
@@ -77,6 +76,9 @@ class HostMemory:
 
     def __init__(self, capacity: int) -> None:
         """The own region, with room for `capacity` bytes in each half; `join` adds the others'."""
+        from samebits import _cpu  # a machine with GPUs may be without it, and needs none of this
+
+        self._atomics = _cpu
         if capacity < _LINE or capacity % _LINE:
             raise ValueError(f"capacity must be a positive multiple of {_LINE} bytes, got {capacity}")
         self.capacity = capacity
@@ -111,13 +113,13 @@ class HostMemory:
         return _HEADER.unpack_from(self._maps[rank], _HEADERS + half * _LINE)
 
     def set_word(self, word: int, value: int) -> None:
-        _cpu.word_store(self._address(self.rank, word), value)
+        self._atomics.word_store(self._address(self.rank, word), value)
 
     def word(self, rank: int, word: int) -> int:
-        return _cpu.word_load(self._address(rank, word))
+        return self._atomics.word_load(self._address(rank, word))
 
     def wait_word(self, rank: int, word: int, value: int, seconds: float) -> bool:
-        return _cpu.word_reaches(self._address(rank, word), value, int(seconds * 1e6))
+        return self._atomics.word_reaches(self._address(rank, word), value, int(seconds * 1e6))
 
     def leave_note(self, text: str) -> None:
         data = text.encode(errors="replace")[:_NOTE_BYTES]

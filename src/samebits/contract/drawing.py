@@ -172,6 +172,18 @@ def _attention_backward(boundary: Boundary) -> list[str]:
     ]
 
 
+def _sample_support(boundary: Boundary) -> list[str]:
+    return [
+        "order of the ids   largest z, lowest id ─ … ─ smallest z, highest id        (-inf: nowhere)",
+        "term                t0 ─ t1 ─ t2 ─ … ─ t(n-1) │ below min_p t0               min-p leaves n",
+        "                    t0 ─ … ─ t(k-1)           │ after k ids                  top-k leaves k ≤ n",
+        "                    t0 ─ … ─ t(j-1)           │ t0 + … + t(j-1) reaches need  top-p leaves j ≤ k",
+        "",
+        f"need = ceil(S F / 2^{boundary.constants['mass_bits']}),  S = t0 + … + t(k-1),  "
+        f"F = floor(top_p 2^{boundary.constants['mass_bits']})",
+    ]
+
+
 def _rms_norm_backward(boundary: Boundary) -> list[str]:
     return [
         *lanes(int(boundary.constants["lanes"]), "g·x"),
@@ -244,6 +256,7 @@ _DRAWINGS: dict[str, Callable[[Boundary], list[str]]] = {
         "u ────────────────────┘",
     ],
     "logprob": lambda boundary: windows(int(boundary.constants["window_bits"]), int(boundary.constants["windows"])),
+    "sample_support": _sample_support,
     "sample": _sample,
     "linear_gradient": _linear_gradient,
     "embedding_backward": lambda boundary: [_chain("dw[id]", "t", start="buffer", last="buffer, t of this id only")],

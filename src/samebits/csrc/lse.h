@@ -3,6 +3,8 @@
 // definition is samebits/ops/logprob/reference.py.
 #pragma once
 
+#include <vector>
+
 #include "primitives.h"
 
 namespace samebits {
@@ -198,6 +200,13 @@ inline void absorb(LseState& state, const Scaled& row, int64_t n) {
     int part = static_cast<int>(n - j < kBlock ? n - j : kBlock);
     absorb_terms(state, terms, part, make_terms(row.from(j), part, terms));
   }
+}
+
+// The scaled logits at `ids`, n of them, as a row of their own, which lives in `z`.
+inline Scaled gather(const Scaled& row, const int64_t* ids, int64_t n, std::vector<float>& z) {
+  z.resize(static_cast<size_t>(n));
+  for (int64_t k = 0; k < n; ++k) z[static_cast<size_t>(k)] = row.one(ids[k]);
+  return {z.data(), nullptr, 1.0f};
 }
 
 // ln of the sum: float64 operations only, in the contract's order.

@@ -12,6 +12,7 @@ void bind_arithmetic(nb::module_&);
 void bind_attention(nb::module_&);
 void bind_rms_norm(nb::module_&);
 void bind_logprob(nb::module_&);
+void bind_sample_support(nb::module_&);
 void bind_elementwise(nb::module_&);
 void bind_words(nb::module_&);
 
@@ -36,6 +37,7 @@ NB_MODULE(_cpu, m) {
   bind_attention(m);
   bind_rms_norm(m);
   bind_logprob(m);
+  bind_sample_support(m);
   bind_elementwise(m);
   bind_words(m);
 }

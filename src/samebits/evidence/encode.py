@@ -30,6 +30,12 @@ def encode_step(samples: Sequence[StepSample]) -> bytes:
         "rewards": np.array([sample.reward for sample in samples], dtype=np.float64),
         "advantages": np.array([sample.advantage for sample in samples], dtype=np.float64),
     }
+    supports = [sample.support for sample in samples if sample.support is not None]
+    if supports:
+        if len(supports) != len(samples):
+            raise ValueError(f"{len(supports)} of {len(samples)} samples have supports; all or none must")
+        tensors["support_counts"] = _join([support.counts for support in supports], np.int32)
+        tensors["support_ids"] = _join([support.ids for support in supports], np.int32)
     return bytes(save(tensors))
 
 

@@ -21,11 +21,11 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 WITNESSES = {
     "embedding": ("embedding",),
     "rms_norm": ("rms_norm",),
-    "linear": ("linear", "linear_logp"),
+    "linear": ("linear", "linear_logp", "kept_linear_logp"),
     "rotary": ("rotary",),
     "attention": ("attention", "paged_attention"),
     "swiglu": ("swiglu",),
-    "logprob": ("linear_logp", "logprob", "sample"),
+    "logprob": ("linear_logp", "logprob", "sample", "kept_linear_logp", "sample_kept"),
 }
 
 

@@ -10,15 +10,22 @@ trainer_logp    F32 [R]      as the trainer's own forward computed it
 weight_version  I64 [R]      version under which the engine produced the token
 rewards         F64 [S]
 advantages      F64 [S]
+
+Where top-k, top-p or min-p limited the draws, also:
+support_counts  I32 [R]      how many ids the sampler kept for each active token
+support_ids     I32 [N]      these ids, ascending for each token, one token after the other
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
-from samebits.evidence.tensors import read_tensors
+from samebits.evidence.tensors import RawTensor, read_tensors
+from samebits.timeline.types import Support
 
 DTYPES = {
     "sample_keys": "I32",
@@ -32,11 +39,12 @@ DTYPES = {
     "rewards": "F64",
     "advantages": "F64",
 }
+SUPPORT_DTYPES = {"support_counts": "I32", "support_ids": "I32"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepSample:
-    """One sample of a step: ids, both log-probabilities as bit patterns, version per response token."""
+    """One sample of a step: ids, both log-probabilities as bit patterns, version and support per response token."""
 
     key: str
     prompt_ids: Sequence[int]
@@ -46,6 +54,7 @@ class StepSample:
     versions: Sequence[int]
     reward: float
     advantage: float
+    support: Support | None = None
 
 
 def sidecar_name(step: int) -> str:
@@ -57,7 +66,7 @@ def read_step(path: Path) -> list[StepSample]:
     """The samples of a sidecar in order. Raises ValueError for missing, extra or inconsistent tensors."""
     tensors = read_tensors(path)
     found = {name: tensor.dtype for name, tensor in tensors.items()}
-    if found != DTYPES:
+    if found not in (DTYPES, DTYPES | SUPPORT_DTYPES):
         raise ValueError(f"{path.name}: tensors {sorted(found.items())}, want {sorted(DTYPES.items())}")
     count = len(tensors["prompt_lengths"].values())
     offsets = tensors["sample_offsets"].values()
@@ -80,6 +89,7 @@ def read_step(path: Path) -> list[StepSample]:
     ids, versions = tensors["token_ids"].values(), tensors["weight_version"].values()
     rollout, trainer = tensors["rollout_logp"].bits32(), tensors["trainer_logp"].bits32()
     rewards, advantages = tensors["rewards"].values(), tensors["advantages"].values()
+    supports = _read_supports(path.name, tensors, active)
     samples = []
     at = 0
     for row in range(count):
@@ -99,7 +109,31 @@ def read_step(path: Path) -> list[StepSample]:
                 versions=versions[at:end],
                 reward=rewards[row],
                 advantage=advantages[row],
+                support=supports.part(at, end) if supports else None,
             )
         )
         at = end
     return samples
+
+
+class _Supports:
+    """The supports of all active tokens of a step."""
+
+    def __init__(self, counts: Sequence[int], ids: Sequence[int]) -> None:
+        self._counts, self._ids = array("i", counts), array("i", ids)
+        self._starts = [0, *accumulate(counts)]
+
+    def part(self, start: int, stop: int) -> Support:
+        """Those of tokens [start, stop)."""
+        return Support(self._counts[start:stop], self._ids[self._starts[start] : self._starts[stop]])
+
+
+def _read_supports(name: str, tensors: Mapping[str, RawTensor], active: int) -> _Supports | None:
+    if "support_counts" not in tensors:
+        return None
+    counts, ids = tensors["support_counts"].values(), tensors["support_ids"].values()
+    if tensors["support_counts"].shape != (active,) or tensors["support_ids"].shape != (len(ids),):
+        raise ValueError(f"{name}: support_counts and support_ids must have one axis, of {active} tokens and all ids")
+    if min(counts, default=0) < 0 or sum(counts) != len(ids):
+        raise ValueError(f"{name}: support_counts add up to {sum(counts)}, support_ids are {len(ids)}")
+    return _Supports(counts, ids)

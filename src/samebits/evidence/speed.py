@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from samebits.timeline.events import Event, Timed
@@ -19,6 +19,23 @@ class Speed:
     steps: int
     tokens_per_second: float
     seconds_per_step: float
+
+
+def equal_length(runs: Sequence[Iterable[Event]], tolerance: float = 0.1, warm_up: int = WARM_UP) -> list[Speed] | None:
+    """The speeds of several runs over those warm steps in which each generated about as much as the first run did:
+    within `tolerance`. None when there is no such step."""
+    steps = [{event.step: event for event in events if isinstance(event, Timed)} for events in runs]
+    chosen = [
+        number
+        for number, first in steps[0].items()
+        if number > warm_up
+        and all(
+            number in others
+            and abs(others[number].generated_tokens - first.generated_tokens) <= tolerance * first.generated_tokens
+            for others in steps
+        )
+    ]
+    return [speed([found[number] for number in chosen], warm_up=0) for found in steps] if chosen else None
 
 
 def speed(events: Iterable[Event], warm_up: int = WARM_UP) -> Speed:

@@ -32,6 +32,7 @@ from samebits.evidence.store import (
     sha256_file,
 )
 from samebits.evidence.summary import summarise
+from samebits.evidence.support import Limits
 from samebits.evidence.verdict import Verdict
 from samebits.timeline.events import Compared, Event, Measured, RunStarted, Sampled, parse_json
 from samebits.timeline.ledger import read
@@ -42,11 +43,15 @@ MAX_JSON = 64 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """The verdict, the faults found (empty unless "cannot tell"), and the totals recomputed so far."""
+    """The verdict, the faults found (empty unless "cannot tell"), and the totals recomputed so far.
+
+    `sampling` says what limited the draws, and what the recorded supports hold; empty when nothing did.
+    """
 
     verdict: Verdict
     problems: tuple[str, ...] = ()
     totals: Mapping[str, Any] = field(default_factory=dict)
+    sampling: str = ""
 
 
 class _Fault(ValueError):
@@ -69,10 +74,13 @@ def verify(run: Path) -> Verification:
         if problems:
             raise _Fault(f"{TIMELINE} {problems[0]}")
         _check_declared(manifest, events)
-        clip = _clip_ratio(manifest)
+        clip, limits = _clip_ratio(manifest), Limits.of(manifest["config"])
         for step in _steps(run, events):
             _check_step(step.samples, step.compared, step.lines)
             _check_drift(step, clip)
+            problem = limits.problem(step.samples)
+            if problem:
+                raise _Fault(f"{step.compared.sidecar}: {problem}")
         _check_route_files(run, manifest, events)
         summary = load_object(run, SUMMARY)
         wanted = summarise(events)
@@ -82,13 +90,13 @@ def verify(run: Path) -> Verification:
     except (ValueError, OSError) as fault:
         totals = summarise(events) if events else {}
         return Verification(verdict=Verdict.CANNOT_TELL, problems=(str(fault),), totals=totals)
-    return _conclude(wanted)
+    return _conclude(wanted, limits.describe())
 
 
-def _conclude(totals: Mapping[str, Any]) -> Verification:
+def _conclude(totals: Mapping[str, Any], sampling: str) -> Verification:
     verdict = Verdict(totals["verdict"])
     problems = () if verdict is not Verdict.CANNOT_TELL else ("nothing comparable: no token, or no finite value",)
-    return Verification(verdict=verdict, problems=problems, totals=totals)
+    return Verification(verdict=verdict, problems=problems, totals=totals, sampling=sampling)
 
 
 def load_object(run: Path, name: str) -> dict[str, Any]:
@@ -281,6 +289,7 @@ def describe(verification: Verification) -> str:
     lines += [f"problem: {problem}" for problem in verification.problems]
     names = ("case", "steps", "compared_tokens", "mismatch_count", "max_abs_diff", "mean_abs_diff", "worst")
     lines += [f"{name}: {totals[name]}" for name in names if totals.get(name) is not None]
+    lines += [f"sampling: {verification.sampling}"] if verification.sampling else []
     return "\n".join(lines)
 
 
@@ -291,6 +300,7 @@ def to_json(verification: Verification) -> str:
             "verdict": verification.verdict.value,
             "problems": list(verification.problems),
             "totals": dict(verification.totals),
+            "sampling": verification.sampling,
         },
         allow_nan=False,
     )

@@ -12,6 +12,7 @@ from dataclasses import replace
 from samebits.into_megatron import layout
 from samebits.into_megatron.config import TrainerConfig
 from samebits.into_megatron.layout import MicroBatch
+from samebits.into_megatron.sampling import Sampling
 from samebits.timeline.types import TrainSample
 
 
@@ -47,7 +48,8 @@ def micro_batches(
     last = own[-1][0] if own else dp_rank * each
     own = own + [(last, range(0))] * (count - len(own))
     slots = layout.first_slots(samples)
-    return [_batch(samples, slots, group, segment, config, cp_rank) for segment, group in own]
+    sampling = Sampling.of(samples, config.temperature)
+    return [sampling.put_into(_batch(samples, slots, group, segment, config, cp_rank)) for segment, group in own]
 
 
 def _batch(

@@ -131,14 +131,19 @@ class ScoringModel(GPTModel):
         weight = self.shared_embedding_or_output_weight() if self.shape.tied else self.output_layer.weight
         if not self.scorer.configured:
             return self._score_native(hidden_states, weight, labels)
-        if self.config.sequence_parallel:
-            hidden_states = gather_for_projection(hidden_states, self.tp_group)
-        flat = hidden_states.reshape(-1, hidden_states.shape[-1])
+        split = self.config.sequence_parallel
+        gathered = gather_for_projection(hidden_states, self.tp_group) if split else hidden_states
+        flat = gathered.reshape(-1, gathered.shape[-1])
         targets, keys = (torch.full((flat.shape[0],), -1) for _ in range(2))
         targets[labels.rows], keys[labels.rows] = labels.targets, labels.slots
+        temperature = self._temperatures(labels, flat.shape[0])
         order = self.config.gradient_order
+        if order is not None and labels.kept is not None:
+            raise ValueError("strict_gradients: a gradient over the tokens that a sampler kept has no such order")
         if order is None or self.config.context_parallel_size == 1:
-            request = self._request(flat, weight, targets, keys, self.layout)
+            counts, ids = _by_row(labels, flat.shape[0])
+            request = self._request(flat, weight, targets, keys, temperature, self.layout)
+            request = replace(request, kept_ids=ids, kept_counts=counts)
             logp, _ = self.scorer(request, lambda asked: self._native_rows(asked, hidden_states, weight, labels))
             return take_rows(logp[:, 0], labels.rows)
         # Every rank scores all tokens, so that one of them can add up the weight's gradient in order.
@@ -148,13 +153,20 @@ class ScoringModel(GPTModel):
             weight if self.cp_group.rank() == 0 else weight.detach(),
             rows.everyones(targets),
             rows.everyones(keys),
+            rows.everyones(temperature) if isinstance(temperature, Tensor) else temperature,
             TokenLayout(1, 0, "single"),
         )
         logp, _ = self.scorer(request, _no_native)
         return take_rows(own_rows_of(logp[:, 0], rows), labels.rows)
 
     def _request(
-        self, hidden: Tensor, weight: Tensor, targets: Tensor, keys: Tensor, layout: TokenLayout
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        keys: Tensor,
+        temperature: float | Tensor,
+        layout: TokenLayout,
     ) -> LinearLogpRequest:
         """Its active rows are keyed by their slots, so that sums over tokens follow the samples' order."""
         ranks, order = self.tp_group.size(), self.config.gradient_order
@@ -167,10 +179,16 @@ class ScoringModel(GPTModel):
             tensor_parallel_group=self.tp_group,
             token_layout=layout,
             context=LinearLogpContext(hidden, LinearProjection(weight), partition),
-            temperature=self.temperature,
+            temperature=temperature,
             active=keys >= 0,
             row_keys=keys,
         )
+
+    def _temperatures(self, batch: MicroBatch, rows: int) -> float | Tensor:
+        """The one temperature, or fp32 [rows] with 1 on rows that nobody scores."""
+        if batch.temperature is None:
+            return self.temperature
+        return torch.ones(rows).index_copy(0, batch.rows, batch.temperature)
 
     def _native_rows(
         self, asked: LinearLogpRequest, hidden: Tensor, weight: Tensor, batch: MicroBatch
@@ -182,8 +200,9 @@ class ScoringModel(GPTModel):
     def _score_native(self, hidden: Tensor, weight: Tensor, batch: MicroBatch) -> Tensor:
         """Megatron's output layer and cross entropy: all rows are scored, and those of active tokens are kept."""
         logits = self.output_layer(hidden, weight=weight)[0].float()
-        if self.temperature != 1.0:
-            logits = logits / self.temperature
+        if batch.temperature is not None or self.temperature != 1.0:
+            each = self._temperatures(batch, logits.shape[0] * logits.shape[1])
+            logits = logits / (each.view(*logits.shape[:2], 1) if isinstance(each, Tensor) else each)
         padding = self._padding_columns(weight.shape[0])
         if padding:
             logits = torch.cat(
@@ -202,6 +221,14 @@ class ScoringModel(GPTModel):
 
 def _no_native(asked: LinearLogpRequest) -> tuple[Tensor, None]:
     raise RuntimeError("strict_gradients: the provider is unavailable, and native code has no such order of sums")
+
+
+def _by_row(batch: MicroBatch, rows: int) -> tuple[Tensor | None, Tensor | None]:
+    """How many ids each of `rows` rows keeps (0: all), and these ids, row after row."""
+    if batch.kept is None:
+        return None, None
+    counts = torch.zeros(rows, dtype=torch.int64).index_copy(0, batch.rows, batch.kept.counts)
+    return counts, batch.kept.select(batch.rows.argsort()).ids
 
 
 def count_calls(model: ScoringModel, calls: CallCounts) -> None:

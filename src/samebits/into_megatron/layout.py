@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from samebits.into_megatron.config import CpLayout
+from samebits.ops.sample_support import Kept
 from samebits.timeline.types import TrainSample
 
 
@@ -38,7 +39,8 @@ class MicroBatch:
 
     `rows`, `targets` and `slots` (all int64 [n]) speak about the active tokens of this rank, ascending in slot.
     `packing` is None for the padded layout, which Megatron's own attention needs. `segment` is the gradient segment
-    of the batch that its samples belong to.
+    of the batch that its samples belong to. `kept` are the ids that the sampler kept for these tokens (None: nothing
+    was limited), `temperature` fp32 [n] their own ones (None: the trainer's).
     """
 
     ids: Tensor
@@ -47,6 +49,8 @@ class MicroBatch:
     slots: Tensor
     packing: Packing | None
     segment: int = 0
+    kept: Kept | None = None
+    temperature: Tensor | None = None
 
 
 def first_slots(samples: Sequence[TrainSample]) -> list[int]:

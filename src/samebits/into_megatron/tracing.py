@@ -206,9 +206,9 @@ class ChunkTrace:
         self.recorder.note(point, flat, start=start, whole=whole)
 
     def _native_logits(self, module: Any, args: Any, out: tuple[Tensor, Any]) -> None:
-        logits = out[0].reshape(-1, out[0].shape[-1])
         self._place_active()
-        self._logits(logits)
+        rows = self._place_scored()
+        self._logits(out[0].reshape(-1, out[0].shape[-1])[rows])
 
     def _scored(self, batch: MicroBatch, logp: Tensor) -> None:
         self._place_active()
@@ -228,21 +228,27 @@ class ChunkTrace:
         active = number[rows.row] >= 0
         self.recorder.place(Rows(number[rows.row][active], rows.sequence[active], rows.index[active]), "active")
 
-    def _logits(self, logits: Tensor) -> None:
-        """Real columns of this rank's part of the vocabulary, of all rows."""
+    def _place_scored(self) -> Tensor:
+        """The hidden states' rows of traced active tokens; logits of these alone are recorded, in this order."""
         assert self._batch is not None
+        active = self.recorder.rows("active")
+        self.recorder.place(Rows(torch.arange(len(active)), active.sequence, active.index), "scored")
+        return self._batch.rows[active.row]
+
+    def _logits(self, logits: Tensor) -> None:
+        """Logits [traced active tokens, columns] of this rank's part of the vocabulary, without its padding."""
         width, vocab = logits.shape[-1], self.model.shape.vocab
         real = max(0, min(width, vocab - self._tp * width))
-        picked = logits[self._batch.rows][:, :real]
         point = Point(self._whole, "logits")
-        self.recorder.note(point, picked, start=self._tp * width, whole=vocab, kind="active")
+        self.recorder.note(point, logits[:, :real], start=self._tp * width, whole=vocab, kind="scored")
 
     def _head(self, request: LinearLogpRequest) -> None:
         self._place_active()
         if self.recorder.traces("active") and request.context is not None:
             hidden, projection = request.context.hidden, request.context.projection
             with torch.no_grad():
-                self._logits(matmul_f32(hidden.bfloat16(), projection.weight, projection.bias))
+                rows = hidden[self._place_scored()].bfloat16()
+                self._logits(matmul_f32(rows, projection.weight, projection.bias))
 
 
 class _WatchedScorer:

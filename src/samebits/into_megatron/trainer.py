@@ -27,6 +27,7 @@ from samebits.into_megatron.ordered import clip_gradients, exact_norm, gradient_
 from samebits.into_megatron.parallel import gather_parameters, start_groups, stop_groups
 from samebits.into_megatron.proof import CallCounts, route_record
 from samebits.into_megatron.results import TokenTable, bits_by_sample
+from samebits.into_megatron.sampling import check_sampling
 from samebits.into_megatron.schedule import run_schedule
 from samebits.into_megatron.token_rows import placements
 from samebits.into_megatron.tracing import RankTrace
@@ -144,6 +145,7 @@ class TrainerRank:
                 )
             if min(sample.token_ids) < 0 or max(sample.token_ids) >= self.shape.vocab:
                 raise ValueError(f"sample {sample.key}: token ids must be in [0, {self.shape.vocab})")
+            check_sampling(sample, self.shape.vocab, native=self.config.case.logp == "P")
 
     def _check_identities(self, samples: Sequence[TrainSample]) -> None:
         """Raise ValueError naming the first sample that was scored under another contract than this run's."""

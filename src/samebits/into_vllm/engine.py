@@ -6,6 +6,7 @@ Nothing of vLLM or torch is imported before the environment that configures them
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +14,15 @@ from typing import Any
 from samebits import env
 from samebits.into_vllm.config import EngineConfig
 from samebits.into_vllm.plan import PLAN_VARIABLE, RoutePlan
-from samebits.timeline.types import GenerateRequest, Rollout, SampleKey, ShardDigest, WeightVersion
+from samebits.timeline.types import (
+    GenerateRequest,
+    Rollout,
+    SampleKey,
+    ShardDigest,
+    Support,
+    WeightVersion,
+    limits_problem,
+)
 from samebits.trace import Entry, TracedSequence
 
 _GIB = 1 << 30
@@ -57,6 +66,8 @@ class RolloutEngine:
         version = self.version()
         outputs: dict[str, Any] = {}
         names = [str(i) for i in range(len(requests))]
+        for request in requests:
+            self._check(request)
         for name, request in zip(names, requests, strict=True):
             self._submit(name, request)
         with self._dying("generate"):
@@ -66,7 +77,11 @@ class RolloutEngine:
                         outputs[output.request_id] = output.outputs[0]
         if self.version() != version:
             raise RuntimeError(f"the weights changed from {version} to {self.version()} while tokens were produced")
-        return [self._rollout(request, outputs[name], version) for name, request in zip(names, requests, strict=True)]
+        supports = self._supports(requests)
+        return [
+            self._rollout(request, outputs[name], version, supports.get(int(name)))
+            for name, request in zip(names, requests, strict=True)
+        ]
 
     def publish(self, path: str, version: WeightVersion) -> list[ShardDigest]:
         """Loads the safetensors files in `path` into every worker, in place, as `version`.
@@ -158,10 +173,8 @@ class RolloutEngine:
         except Exception as error:
             raise EngineRefused(f"engine {self.config.engine} did not start: {_root(error)}") from error
 
-    def _submit(self, name: str, request: GenerateRequest) -> None:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
+    def _check(self, request: GenerateRequest) -> None:
+        """Raise ValueError for a request that the engine can't serve."""
         if 0 < request.temperature < _LOWEST_TEMPERATURE:
             raise ValueError(
                 f"{request.key}: temperature {request.temperature} would be raised to {_LOWEST_TEMPERATURE} by vLLM; "
@@ -173,15 +186,36 @@ class RolloutEngine:
                 f"{request.key}: max_tokens {request.max_tokens} after a prompt of {len(request.prompt_ids)} tokens "
                 f"does not fit max_model_len {self.config.max_model_len}"
             )
+        problem = limits_problem(request.top_k, request.top_p, request.min_p)
+        if problem:
+            raise ValueError(f"{request.key}: {problem}")
+        if request.limited and self.config.case.logp == "P":
+            raise ValueError(
+                f"{request.key}: vLLM's own sampler does not say which tokens top-k, top-p or min-p kept; "
+                "set the case of logp to R, or limit nothing"
+            )
+        if request.forced and not self.config.forced:
+            raise ValueError(f"{request.key}: recorded tokens to produce, but this engine draws; set forced")
+
+    def _submit(self, name: str, request: GenerateRequest) -> None:
+        with self._dying("generate"):
+            self._engine.add_request(name, {"prompt_token_ids": list(request.prompt_ids)}, self._params(name, request))
+
+    def _params(self, name: str, request: GenerateRequest) -> Any:
+        """vLLM's SamplingParams of one request."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
         extra: dict[str, Any] = {}
         if self.config.case.logp == "R":
-            extra["samebits_seed"] = _signed(request.seed)
+            extra |= {"samebits_seed": _signed(request.seed), "samebits_request": int(name)}
         if request.forced:
-            if not self.config.forced:
-                raise ValueError(f"{request.key}: recorded tokens to produce, but this engine draws; set forced")
             extra["samebits_forced"] = list(request.forced)
-        params = SamplingParams(
+        return SamplingParams(
             temperature=request.temperature,
+            top_k=request.top_k,
+            top_p=request.top_p,
+            min_p=request.min_p,
             max_tokens=request.max_tokens,
             logprobs=0,
             flat_logprobs=True,
@@ -191,10 +225,19 @@ class RolloutEngine:
             output_kind=RequestOutputKind.FINAL_ONLY,
             extra_args=extra or None,
         )
-        with self._dying("generate"):
-            self._engine.add_request(name, {"prompt_token_ids": list(request.prompt_ids)}, params)
 
-    def _rollout(self, request: GenerateRequest, output: Any, version: WeightVersion) -> Rollout:
+    def _supports(self, requests: Sequence[GenerateRequest]) -> dict[int, dict[int, bytes]]:
+        """Request -> position -> kept ids, from all workers, which must agree."""
+        if not any(request.limited for request in requests):
+            return {}
+        first, *others = self._ask("samebits_supports", during="generate")
+        if any(other != first for other in others):
+            raise RuntimeError("the workers kept different tokens under top-k, top-p or min-p")
+        return dict(first)
+
+    def _rollout(
+        self, request: GenerateRequest, output: Any, version: WeightVersion, kept: dict[int, bytes] | None
+    ) -> Rollout:
         import numpy as np
 
         # Python floats made from fp32 values convert back without loss.
@@ -211,6 +254,7 @@ class RolloutEngine:
             contract=self._plan.contract_digest,
             finish_reason=str(output.finish_reason),
             engine=self.config.engine,
+            support=_support(request, tokens, kept) if request.limited else None,
         )
 
     def _ask(self, method: str, *args: Any, during: str) -> list[Any]:
@@ -235,6 +279,18 @@ class RolloutEngine:
             for rank, worker in enumerate(workers)
             if not worker.proc.is_alive()
         ]
+
+
+def _support(request: GenerateRequest, tokens: Sequence[int], kept: dict[int, bytes] | None) -> Support:
+    """The kept ids of a response's tokens. Raises RuntimeError where one is missing or not in its own."""
+    found = kept or {}
+    if sorted(found) != list(range(len(tokens))):
+        raise RuntimeError(f"{request.key}: supports of {len(found)} tokens for {len(tokens)} tokens")
+    support = Support.of([array("i", found[position]) for position in range(len(tokens))])
+    problem = support.problem(tokens)
+    if problem:
+        raise RuntimeError(f"{request.key}: {problem}")
+    return support
 
 
 def _arguments(config: EngineConfig, plan: RoutePlan) -> dict[str, Any]:

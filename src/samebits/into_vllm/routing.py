@@ -132,7 +132,7 @@ def check_config(config: VllmConfig) -> None:
         or "sliding_attention" in (getattr(text, "layer_types", None) or ())
         or (model.architecture == "LlamaForCausalLM" and getattr(text, "sliding_window", None)),
         "a checkpoint with its own LM head under a configuration that ties it": (
-            model.word_embeddings_untied_by_checkpoint
+            getattr(model, "word_embeddings_untied_by_checkpoint", False)  # not known before 0.26
         ),
     }
     for feature, present in refused.items():

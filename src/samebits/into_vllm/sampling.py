@@ -3,10 +3,14 @@
 The key of a draw is (seed of the request, position of the token in the response). vLLM moves requests between
 rows, preempts and resumes them; `SampleKeys` follows through its logits-processor interface, whose batch
 updates carry every request's parameters and the live list of its output tokens.
+
+Top-k, top-p and min-p act on the contract's own order; what they keep is remembered by request and position, for
+the engine to take once its requests are finished.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,35 +25,70 @@ from samebits.into_vllm.forced import forced_tokens
 from samebits.into_vllm.places import NotCovered
 from samebits.ops.logprob import logprob
 from samebits.ops.sample import sample_and_logprob
+from samebits.ops.sample_support import Kept, Limits, kept_logprob, sample_kept, sample_support
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 SEED = "samebits_seed"
-# vLLM ranks start at 1; the contract's sampler does not compute any.
+REQUEST = "samebits_request"
+# vLLM ranks start at 1; none is computed unless the likeliest tokens are.
 _NO_RANK = 0
 
 
+@dataclass(frozen=True)
+class _Row:
+    """What one row of the batch holds: its request's key and limits, and the live list of tokens it has produced."""
+
+    seed: int
+    request: int
+    top_k: int
+    top_p: float
+    min_p: float
+    tokens: list[int]
+
+    @classmethod
+    def of(cls, params: SamplingParams, tokens: list[int]) -> _Row:
+        extra = params.extra_args or {}
+        return cls(extra[SEED], extra[REQUEST], max(0, params.top_k), params.top_p, params.min_p, tokens)
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """The rows of a batch, column by column."""
+
+    seeds: Tensor
+    limits: Limits
+    limited: bool
+
+    @classmethod
+    def of(cls, rows: list[_Row]) -> _Columns:
+        limits = Limits(
+            torch.tensor([row.top_k for row in rows], dtype=torch.int64),
+            torch.tensor([row.top_p for row in rows], dtype=torch.float32),
+            torch.tensor([row.min_p for row in rows], dtype=torch.float32),
+        )
+        return cls(torch.tensor([row.seed for row in rows], dtype=torch.int64), limits, bool(limits.any().any()))
+
+
 class SampleKeys(LogitsProcessor):
-    """Row of the batch -> seed of its request and the tokens it has produced so far."""
+    """Row of the batch -> key and limits of its request, and the tokens it has produced so far."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
-        rows = vllm_config.scheduler_config.max_num_seqs
-        self.seeds = torch.zeros(rows, dtype=torch.int64)
-        self.outputs: list[list[int] | None] = [None] * rows
+        self.rows: list[_Row | None] = [None] * vllm_config.scheduler_config.max_num_seqs
+        self._columns: _Columns | None = None
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
         """Refuse requests that the contract's sampler has no meaning for. Raises ValueError naming the setting."""
         extra = sampling_params.extra_args or {}
-        if not isinstance(extra.get(SEED), int):
-            raise ValueError(
-                f"sampling: extra_args[{SEED!r}] must be the request's integer seed, got {extra.get(SEED)!r}"
-            )
+        for name in (SEED, REQUEST):
+            if not isinstance(extra.get(name), int):
+                raise ValueError(f"sampling: extra_args[{name!r}] must be an integer, got {extra.get(name)!r}")
         neutral = SamplingParams(temperature=1.0)
-        for name in _ONLY_NEUTRAL:
+        for name, reason in _ONLY_NEUTRAL.items():
             if getattr(sampling_params, name) != getattr(neutral, name):
-                raise ValueError(f"sampling: {name} = {getattr(sampling_params, name)!r} is not covered")
+                raise ValueError(f"sampling: {name} = {getattr(sampling_params, name)!r} is not covered{reason}")
 
     def is_argmax_invariant(self) -> bool:
         return True
@@ -60,57 +99,59 @@ class SampleKeys(LogitsProcessor):
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         if batch_update is None:
             return
+        self._columns = None
         for row in batch_update.removed:
-            self.outputs[row] = None
+            self.rows[row] = None
         for row, params, _, tokens in batch_update.added:
-            self._put(row, int((params.extra_args or {})[SEED]), tokens)
+            self.rows[row] = _Row.of(params, tokens)
         for source, target, direction in batch_update.moved:
-            seed, moving = int(self.seeds[source]), self.outputs[source]
-            if direction == MoveDirectionality.SWAP:
-                self._put(source, int(self.seeds[target]), self.outputs[target])
-            else:
-                self.outputs[source] = None
-            self._put(target, seed, moving)
+            swapped = self.rows[target] if direction == MoveDirectionality.SWAP else None
+            self.rows[source], self.rows[target] = swapped, self.rows[source]
 
-    def _put(self, row: int, seed: int, tokens: list[int] | None) -> None:
-        self.seeds[row] = seed
-        self.outputs[row] = tokens
-
-    def keys(self, rows: int) -> tuple[Tensor, Tensor]:
-        """(seeds, positions) of the first `rows` rows, int64. Raises RuntimeError for a row without a request."""
-        live = self.outputs[:rows]
+    def live(self, rows: int) -> list[_Row]:
+        """The first `rows` rows. Raises RuntimeError for a row without a request."""
+        live = self.rows[:rows]
         if None in live:
             raise RuntimeError(f"sampling: row {live.index(None)} of {rows} has no request, so it has no key")
-        return self.seeds[:rows], torch.tensor([len(tokens) for tokens in live])  # type: ignore[arg-type]
+        return live  # type: ignore[return-value]
+
+    def columns(self, rows: int) -> _Columns:
+        """Seeds and limits of the first `rows` rows."""
+        if self._columns is None or len(self._columns.seeds) != rows:
+            self._columns = _Columns.of(self.live(rows))
+        return self._columns
 
 
-# Settings that must stay at their defaults: each would change the logits, the draw or what is returned.
-_ONLY_NEUTRAL = (
-    "n",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "min_tokens",
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_words",
-    "prompt_logprobs",
-    "structured_outputs",
-)
+# Settings that must stay at their defaults: each would change the logits, the draw or what is returned. Why, where
+# it is not plain.
+_PENALTY = ": a trainer would have to apply it to its own logits, token by token"
+_ONLY_NEUTRAL = {
+    "n": "",
+    "seed": "",
+    "presence_penalty": _PENALTY,
+    "frequency_penalty": _PENALTY,
+    "repetition_penalty": _PENALTY,
+    "min_tokens": "",
+    "logit_bias": "",
+    "allowed_token_ids": "",
+    "bad_words": "",
+    "prompt_logprobs": "",
+    "structured_outputs": "",
+}
 
 
 class KeyedSampler(Sampler):
-    """vLLM's sampler with the contract's draw and log-probability in place of everything it does to logits."""
+    """vLLM's sampler with the contract's support, draw and log-probability in place of everything it does to logits.
+
+    `supports` holds the kept ids of tokens drawn under limits, by request and position, until somebody takes them.
+    """
 
     calls: list[int]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.calls = [0]
+        self.supports: dict[int, dict[int, bytes]] = {}
 
     def forward(
         self,
@@ -119,23 +160,55 @@ class KeyedSampler(Sampler):
         predict_bonus_token: bool = False,
         logprobs_mode_override: Any = None,
     ) -> SamplerOutput:
-        """Draws one token per row and scores it at the row's temperature (1 for greedy rows).
+        """Draws one token per row and scores it at the row's temperature (1 for greedy rows), over what was kept.
 
-        Returns token ids [rows, 1] and their log-probabilities, fp32 [rows, 1], both from these logits.
+        Returns token ids [rows, 1], and log-probabilities, fp32 [rows, 1 + n]: of the drawn token, then of the n
+        likeliest, where a request asked for these. All come from these logits.
         """
         self.calls[0] += 1
-        rows = logits.shape[0]
-        seeds, positions = _keys_of(sampling_metadata).keys(rows)
+        rows, device = logits.shape[0], logits.device
+        keys = _keys_of(sampling_metadata)
+        columns, top = keys.columns(rows), sampling_metadata.max_num_logprobs or 0
         wanted = sampling_metadata.temperature
-        temperature = torch.zeros(rows, device=logits.device) if wanted is None else wanted[:rows]
-        drawn, scores = sample_and_logprob(logits, temperature, seeds.to(logits.device), positions.to(logits.device))
+        temperature = torch.zeros(rows, device=device) if wanted is None else wanted[:rows]
+        if columns.limited or top:
+            # supports are decided on the CPU, by the same bits
+            logits, temperature = logits.cpu(), temperature.cpu()
+        kept, drawn, scores = self._draw(logits, temperature, keys, rows)
         forced = forced_tokens(sampling_metadata)
         if forced is not None:
             drawn = forced.put_into(drawn)
-            scores = logprob(logits, drawn, torch.where(temperature > 0, temperature, 1.0))
-        ids = drawn.to(torch.int32).unsqueeze(-1)
-        ranks = torch.full((rows,), _NO_RANK, dtype=torch.int64, device=logits.device)
-        return SamplerOutput(ids, LogprobsTensors(ids, scores.unsqueeze(-1), ranks))
+            scores = _scores(logits, drawn, temperature, kept)
+        ids = drawn.to(device, torch.int32).unsqueeze(-1)
+        if top:
+            return SamplerOutput(ids, _with_likeliest(logits, temperature, kept or Kept.all(rows), drawn, top, device))
+        ranks = torch.full((rows,), _NO_RANK, dtype=torch.int64, device=device)
+        return SamplerOutput(ids, LogprobsTensors(ids, scores.to(device).unsqueeze(-1), ranks))
+
+    def _draw(
+        self, logits: Tensor, temperature: Tensor, keys: SampleKeys, rows: int
+    ) -> tuple[Kept | None, Tensor, Tensor]:
+        """What was kept (None: all, in every row), a token of each row, and their log-probabilities."""
+        live, columns, device = keys.live(rows), keys.columns(rows), logits.device
+        positions = [len(row.tokens) for row in live]
+        key = columns.seeds.to(device), torch.tensor(positions, device=device)
+        if not columns.limited:
+            return None, *sample_and_logprob(logits, temperature, *key)
+        kept = sample_support(logits, temperature, columns.limits)
+        self._remember(live, positions, kept)
+        return kept, *sample_kept(logits, temperature, *key, kept)
+
+    def _remember(self, live: list[_Row], positions: list[int], kept: Kept) -> None:
+        """A position that is drawn again (a prompt in chunks) replaces what was there."""
+        ids, offsets = kept.ids.to(torch.int32).numpy(), kept.offsets.tolist()
+        for row, position, start, stop in zip(live, positions, offsets[:-1], offsets[1:], strict=True):
+            if start < stop:
+                self.supports.setdefault(row.request, {})[position] = ids[start:stop].tobytes()
+
+    def take_supports(self) -> dict[int, dict[int, bytes]]:
+        """Request -> position -> kept ids as 32-bit integers; they are forgotten here."""
+        taken, self.supports = self.supports, {}
+        return taken
 
     @staticmethod
     def compute_logprobs(logits: Tensor) -> Tensor:
@@ -147,3 +220,28 @@ def _keys_of(metadata: SamplingMetadata) -> SampleKeys:
         if isinstance(processor, SampleKeys):
             return processor
     raise RuntimeError("sampling: the logits processor that keeps the keys of draws is not loaded")
+
+
+def _scores(logits: Tensor, tokens: Tensor, temperature: Tensor, kept: Kept | None) -> Tensor:
+    """fp32 [rows] of one token in each row, over what was kept; greedy rows at temperature 1."""
+    warm = torch.where(temperature > 0, temperature, 1.0)
+    return logprob(logits, tokens, warm) if kept is None else kept_logprob(logits, tokens[:, None], warm, kept)[:, 0]
+
+
+def _with_likeliest(
+    logits: Tensor, temperature: Tensor, kept: Kept, drawn: Tensor, count: int, device: torch.device
+) -> LogprobsTensors:
+    """The drawn token, then the `count` likeliest ones, lowest id first among equals; one may be the drawn one.
+
+    A token outside its row's support has log-probability -inf and comes after those inside.
+    """
+    warm = torch.where(temperature == 0, 1.0, temperature)
+    z = logits / warm[:, None]
+    limited = kept.limited
+    outside = limited[:, None].expand(z.shape).clone()
+    outside[kept.owners(), kept.ids] = False
+    order = z.masked_fill(outside, -torch.inf).argsort(dim=1, descending=True, stable=True)
+    ids = torch.cat([drawn[:, None], order[:, :count]], dim=1).contiguous()
+    ranks = 1 + (order == drawn[:, None]).int().argmax(dim=1)
+    scores = kept_logprob(logits, ids, warm, kept)
+    return LogprobsTensors(ids.to(device, torch.int32), scores.to(device), ranks.to(device))

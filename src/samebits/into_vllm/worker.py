@@ -48,6 +48,11 @@ class SamebitsWorker:
         version = self._require_state().weights.version
         return None if version is None else (version.counter, version.digest)
 
+    def samebits_supports(self) -> dict[int, dict[int, bytes]]:
+        """What was kept for tokens drawn under limits since the last call: request -> position -> ids (int32)."""
+        taken: dict[int, dict[int, bytes]] = self.model_runner.sampler.take_supports()
+        return taken
+
     def samebits_process(self) -> tuple[int, int]:
         """(rank, process id)."""
         return self.rank, os.getpid()

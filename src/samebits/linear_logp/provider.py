@@ -12,8 +12,10 @@ from samebits.collectives import copy_to_group
 from samebits.contract import digest_of
 from samebits.linear_logp.entropy import linear_entropy
 from samebits.linear_logp.errors import LinearLogpProviderUnavailable
+from samebits.linear_logp.support import kept_of
 from samebits.linear_logp.types import LinearLogpContext, LinearLogpRequest, LinearLogpResult, Temperature
 from samebits.ops.logprob import LOGPROB, linear_logp
+from samebits.ops.sample_support import Kept, kept_linear_logp
 
 BACKEND_ID = "samebits.ops.logprob.cpu"
 
@@ -32,8 +34,8 @@ CONTRACT_ID = contract_id(LOGPROB.as_data())
 def provider(request: LinearLogpRequest) -> LinearLogpResult:
     """Scores the active rows; [T, V] never exists, forward or backward.
 
-    Raises LinearLogpProviderUnavailable without a context, off the CPU, for other dtypes than bf16, and for a kept
-    support under tensor parallelism; ValueError for an active target that is no token.
+    Raises LinearLogpProviderUnavailable without a context, off the CPU, and for other dtypes than bf16; ValueError for
+    an active target that is no token.
     """
     context = _served_context(request)
     rows = request.active_rows()
@@ -44,11 +46,11 @@ def provider(request: LinearLogpRequest) -> LinearLogpResult:
     if request.ranks > 1:
         # fp32 in, so that the gradient's parts from the ranks' columns meet before they are rounded, not after
         hidden = copy_to_group(hidden.float(), request.tensor_parallel_group)
-    kept = _kept_ids(request, rows)
+    kept = kept_of(request, rows)
     if kept is None:
         logp = _score(context, hidden, targets, temperature, request)
     else:
-        logp = _score_kept(context, hidden, targets, temperature, kept)
+        logp = _score_kept(context, hidden, targets, temperature, request, kept)
     entropy = None
     if request.with_entropy:
         with torch.set_grad_enabled(torch.is_grad_enabled() and request.with_entropy_grad):
@@ -58,7 +60,12 @@ def provider(request: LinearLogpRequest) -> LinearLogpResult:
         entropy=entropy,
         backend_id=BACKEND_ID,
         contract_id=CONTRACT_ID,
-        provenance={"route": "R", "rows": len(rows), "tensor_parallel_ranks": request.ranks},
+        provenance={
+            "route": "R",
+            "rows": len(rows),
+            "limited_rows": 0 if kept is None else int(kept.limited.sum()),
+            "tensor_parallel_ranks": request.ranks,
+        },
     )
 
 
@@ -73,8 +80,6 @@ def _served_context(request: LinearLogpRequest) -> LinearLogpContext:
     for name, tensor in (("hidden", context.hidden), ("weight", context.projection.weight)):
         if tensor.dtype != torch.bfloat16:
             raise LinearLogpProviderUnavailable(f"serves bfloat16, {name} is {tensor.dtype}")
-    if request.ranks > 1 and (request.kept_ids is not None or request.log_prob_keep_mask is not None):
-        raise LinearLogpProviderUnavailable("a kept support is served on one tensor-parallel rank")
     return context
 
 
@@ -108,34 +113,34 @@ def _score(
     )
 
 
-def _kept_ids(request: LinearLogpRequest, rows: Tensor) -> list[Tensor] | None:
-    """Per active row the ids that the sampler kept; None when it kept all."""
-    if request.kept_ids is not None:
-        return [ids[ids >= 0] for ids in request.kept_ids[rows]]
-    if request.log_prob_keep_mask is not None:
-        return [mask.nonzero()[:, 0] for mask in request.log_prob_keep_mask[rows]]
-    return None
-
-
 def _score_kept(
-    context: LinearLogpContext, hidden: Tensor, targets: Tensor, temperature: Temperature, kept: list[Tensor]
+    context: LinearLogpContext,
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: Temperature,
+    request: LinearLogpRequest,
+    kept: Kept,
 ) -> Tensor:
-    """Row by row over the rows of the weight that were kept; the target always is."""
-    projection, real = context.projection, context.vocab_partition.real_size
-    scores = []
-    for row, (target, ids) in enumerate(zip(targets, kept, strict=True)):
-        others = torch.unique(ids[(ids != target) & (ids < real)])
-        support = torch.cat([others, target[None]])
-        scores.append(
-            linear_logp(
-                hidden[row : row + 1],
-                projection.weight.index_select(0, support),
-                torch.tensor([len(others)]),
-                temperature=temperature[row : row + 1] if isinstance(temperature, Tensor) else temperature,
-                bias=None if projection.bias is None else projection.bias.index_select(0, support),
-            )
-        )
-    return torch.cat(scores) if scores else hidden.new_zeros(0, dtype=torch.float32)
+    """Rows with a support over that, the others over the whole vocabulary."""
+    limited, free = (mask.nonzero()[:, 0] for mask in (kept.limited, ~kept.limited))
+    logp = kept_linear_logp(
+        hidden.index_select(0, limited),
+        context.projection.weight,
+        targets[limited],
+        kept.select(limited),
+        temperature=_at(temperature, limited),
+        bias=context.projection.bias,
+        vocab_start=context.vocab_partition.local_start,
+        group=request.tensor_parallel_group,
+    )
+    if not len(free):
+        return logp
+    others = _score(context, hidden.index_select(0, free), targets[free], _at(temperature, free), request)
+    return torch.cat([logp, others]).index_select(0, torch.cat([limited, free]).argsort())
+
+
+def _at(temperature: Temperature, rows: Tensor) -> Temperature:
+    return temperature[rows] if isinstance(temperature, Tensor) else temperature
 
 
 def _place(scores: Tensor, rows: Tensor, request: LinearLogpRequest) -> Tensor:

@@ -136,8 +136,11 @@ class LinearLogpRequest:
 
     `active` bool [T] selects the rows that count (None: all); the others' targets may be anything, their results
     are +0 and they get no gradient. `row_keys` int64 [T] names the active rows, each once: comparisons never depend
-    on packing, and a provider adds over tokens in ascending order of key. `kept_ids` int64 [T, N] (unused places
-    hold -1) or `log_prob_keep_mask` bool [T, V_l] is the support that top-k or top-p left: the log-probability is
+    on packing, and a provider adds over tokens in ascending order of key.
+
+    The support that top-k, top-p or min-p left comes as `kept_ids` int64 [T, N], global ids (unused places hold -1;
+    a row of nothing else keeps all), as `kept_ids` int64 [n], row after row, with `kept_counts` int64 [T] of them per
+    row (0: keeps all), or as `log_prob_keep_mask` bool [T, V_l] over this rank's columns. The log-probability is
     renormalised over it and the target, while entropy never is. `metadata` is for records; no value depends on it.
     """
 
@@ -155,6 +158,7 @@ class LinearLogpRequest:
     active: Tensor | None = None
     row_keys: Tensor | None = None
     kept_ids: Tensor | None = None
+    kept_counts: Tensor | None = None
 
     def __post_init__(self) -> None:
         _tensor("LinearLogpRequest.target_ids", self.target_ids)
@@ -220,11 +224,26 @@ class LinearLogpRequest:
                 raise ValueError(
                     f"LinearLogpRequest.log_prob_keep_mask must be {[self.rows, self.columns]}, got {list(mask.shape)}"
                 )
-        if self.kept_ids is not None:
+        if self.kept_counts is not None:
+            self._check_counts(self.kept_counts)
+        elif self.kept_ids is not None:
             _matrix("LinearLogpRequest.kept_ids", self.kept_ids)
-            if self.kept_ids.dtype != torch.int64:
-                raise TypeError(f"LinearLogpRequest.kept_ids must be int64, got {self.kept_ids.dtype}")
+            _int64("LinearLogpRequest.kept_ids", self.kept_ids)
             self._same_rows("kept_ids", self.kept_ids)
+
+    def _check_counts(self, counts: Tensor) -> None:
+        _tensor("LinearLogpRequest.kept_counts", counts)
+        _int64("LinearLogpRequest.kept_counts", counts)
+        _vector("LinearLogpRequest.kept_counts", counts, self.rows, self.target_ids.device)
+        if self.kept_ids is None:
+            raise ValueError("LinearLogpRequest: kept_counts without kept_ids; give the ids, row after row")
+        _tensor("LinearLogpRequest.kept_ids", self.kept_ids)
+        _int64("LinearLogpRequest.kept_ids", self.kept_ids)
+        if bool((counts < 0).any()) or self.kept_ids.shape != (int(counts.sum()),):
+            raise ValueError(
+                f"LinearLogpRequest: kept_counts add up to {int(counts.sum())} (none may be negative), "
+                f"kept_ids are {list(self.kept_ids.shape)}"
+            )
 
     @property
     def rows(self) -> int:
@@ -294,6 +313,11 @@ def _check_temperature(temperature: object, targets: Tensor) -> None:
 def _tensor(name: str, value: object) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+
+
+def _int64(name: str, tensor: Tensor) -> None:
+    if tensor.dtype != torch.int64:
+        raise TypeError(f"{name} must be int64, got {tensor.dtype}")
 
 
 def _floating(name: str, tensor: Tensor) -> None:

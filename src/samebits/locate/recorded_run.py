@@ -198,6 +198,7 @@ class RecordedRun:
             advantage=sample.advantage,
             rollout_logp_bits=tuple(sample.rollout_bits),
             rollout_contract=self.setting.contract.digest() if strict else "",
+            support=sample.support,
         )
 
 

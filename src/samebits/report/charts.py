@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 400, 190
+# Below this, a span has no ticks that floats could tell apart.
+_TINY = 1e-290
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 10, 24
 
 
@@ -49,6 +51,21 @@ def line_chart(points: Sequence[tuple[int, float]], *, zero: bool, top: float | 
     if len(points) <= 40:
         marks += [f'<circle class="dot" cx="{frame.x(s):.1f}" cy="{frame.y(v):.1f}" r="2.6"/>' for s, v in points]
     return _chart(frame, marks, [(step, frame.x(step), number(value)) for step, value in points])
+
+
+def lines_chart(series: Sequence[Sequence[tuple[int, float]]], *, zero: bool) -> str:
+    """Several lines over the same steps, in their order: classes series0, series1, ..."""
+    every = sorted(point for points in series for point in points)
+    frame = _frame(every, zero=zero)
+    marks = []
+    for at, points in enumerate(series):
+        path = " ".join(f"{'L' if n else 'M'}{frame.x(s):.1f} {frame.y(v):.1f}" for n, (s, v) in enumerate(points))
+        marks.append(f'<path class="line series{at}" d="{path}"/>')
+    texts: dict[int, list[str]] = {}
+    for points in series:
+        for step, value in points:
+            texts.setdefault(step, []).append(number(value))
+    return _chart(frame, marks, [(step, frame.x(step), " / ".join(found)) for step, found in sorted(texts.items())])
 
 
 def bar_chart(points: Sequence[tuple[int, float]]) -> str:
@@ -99,7 +116,9 @@ def _frame(points: Sequence[tuple[int, float]], *, zero: bool, top: float | None
     if zero and high > low:
         high += 0.05 * (high - low)
     if high == low:
-        low, high = (0.0, 1.0) if high == 0 else sorted((0.0, 2 * high))
+        low, high = sorted((0.0, 2 * high))
+    if high - low < _TINY:
+        low, high = 0.0, 1.0
     if not zero:
         low, high = low - 0.06 * (high - low), high + 0.06 * (high - low)
     return Frame(first=points[0][0], last=points[-1][0], low=low, high=high if top is None else top, pad=pad)
@@ -128,7 +147,7 @@ def _chart(frame: Frame, marks: Sequence[str], hover: Sequence[tuple[int, float,
         grid.append(f'<text class="tick" x="{x:.1f}" y="{HEIGHT - 8}" text-anchor="middle">{step}</text>')
     data = escape(json.dumps([[step, round(x, 1), text] for step, x, text in hover]), quote=True)
     return (
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" data-points="{data}">'
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" tabindex="0" data-points="{data}">'
         f"{''.join(grid)}{''.join(marks)}"
         f'<line class="cross" x1="0" x2="0" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/></svg>'
     )

@@ -31,7 +31,7 @@ def _side(name: str, side: object) -> str:
     answer = {True: "gives the contract's bits", False: "does not give the contract's bits"}
     said = answer.get(side.get("gives_the_contract"), "")  # type: ignore[arg-type]
     code = f"<code>{escape(str(side.get('implementation')))}</code>"
-    return f"{name}: route {escape(str(side.get('route')))}, {code}{', ' + said if said else ''}"
+    return f"{name}: route {escape(str(side.get('route')))}, {code}{', ' + escape(said) if said else ''}"
 
 
 def _difference(one: Mapping[str, Any]) -> str:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from samebits.evidence.speed import Speed, speed
 from samebits.evidence.store import LOCATE, MANIFEST, REPORT, ROUTES, TIMELINE
 from samebits.evidence.verdict import Verdict
 from samebits.evidence.verify import Verification, verify
-from samebits.report.charts import bar_chart, line_chart, number, stacked_chart
+from samebits.report.charts import bar_chart, line_chart, lines_chart, number, stacked_chart
 from samebits.report.located import located_section
-from samebits.report.series import PHASES, Series, collect
-from samebits.report.style import SCRIPT, STYLE
+from samebits.report.parts import card, document, legend, table
+from samebits.report.series import PHASES, Series, collect, trailing_median
+from samebits.report.topology import topology
+from samebits.report.worst import WorstToken, worst_tokens
 from samebits.timeline.events import parse_json
 from samebits.timeline.ledger import read
 
@@ -29,16 +33,20 @@ def write_report(run: Path, found: Verification | None = None) -> Path:
     if not (run / TIMELINE).is_file():
         raise ValueError(f"{run} holds no run: {TIMELINE} is missing")
     found = found or verify(run)
-    series = collect(read(run / TIMELINE).events)
-    manifest = _object(run / MANIFEST)
-    routes = [_object(path) for path in sorted((run / ROUTES).glob("*.json"))]
+    events = read(run / TIMELINE).events
+    manifest = read_object(run / MANIFEST)
+    routes = [read_object(path) for path in sorted((run / ROUTES).glob("*.json"))]
     page = run / REPORT
-    located = _object(run / LOCATE / "located.json")
-    page.write_text(render(run.resolve().name, found, series, manifest, routes, located), encoding="utf-8")
+    located = read_object(run / LOCATE / "located.json")
+    # Sidecars are shown only after `verify` has read them all.
+    worst = [] if found.problems else worst_tokens(run, found.totals["steps"], manifest)
+    name = run.resolve().name
+    text = render(name, found, collect(events), manifest, routes, located, worst, speed(events))
+    page.write_text(text, encoding="utf-8")
     return page
 
 
-def _object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """A JSON object of the run, or an empty one when it is missing or damaged: `verify` says so on the page."""
     try:
         record = parse_json(path.read_bytes())
@@ -54,25 +62,24 @@ def render(
     manifest: Mapping[str, Any],
     routes: Sequence[Mapping[str, Any]],
     located: Mapping[str, Any],
+    worst: Sequence[WorstToken] = (),
+    warm: Speed | None = None,
 ) -> str:
     """The whole page as text."""
     parts = [
         f"<h1>samebits · {escape(name)} · case {escape(str(found.totals.get('case', '')))}</h1>",
         _verdict(found),
-        _tiles(found.totals),
+        _tiles(found.totals, warm),
         located_section(located),
         _charts(series),
         _steps(series),
+        _worst(worst),
+        _topology(manifest),
         _routes(routes),
         _contract(manifest),
         _settings(manifest),
     ]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(found.verdict.value)} · {escape(name)}</title><style>{STYLE}</style></head>"
-        f"<body><main>{''.join(parts)}</main><script>{SCRIPT}</script></body></html>\n"
-    )
+    return document(f"{found.verdict.value} · {name}", parts)
 
 
 def _verdict(found: Verification) -> str:
@@ -89,10 +96,12 @@ def _verdict(found: Verification) -> str:
         ),
         Verdict.CANNOT_TELL: ("Cannot tell", "unsure", "; ".join(found.problems)),
     }[found.verdict]
-    return f'<section class="verdict {kind}"><strong>{title}</strong><p>{escape(text)}</p></section>'
+    lines = [text, f"Sampling: {found.sampling}."] if found.sampling else [text]
+    body = "".join(f"<p>{escape(line)}</p>" for line in lines)
+    return f'<section class="verdict {kind}"><strong>{title}</strong>{body}</section>'
 
 
-def _tiles(totals: Mapping[str, Any]) -> str:
+def _tiles(totals: Mapping[str, Any], warm: Speed | None) -> str:
     shown: list[tuple[str, str]] = [
         (name, number(totals[key]))
         for name, key in (
@@ -110,6 +119,8 @@ def _tiles(totals: Mapping[str, Any]) -> str:
     if "tokens_per_second" in totals:
         shown.append(("generated tokens/s", f"{totals['tokens_per_second']:.0f}"))
         shown.append(("seconds per step", f"{totals['seconds_per_step']:.2f}"))
+    if warm is not None and warm.steps:
+        shown.append((f"tokens/s without the first {warm.warm_up} steps", f"{warm.tokens_per_second:.0f}"))
     tiles = "".join(
         f'<div class="tile"><span>{escape(label)}</span><b>{escape(value)}</b></div>' for label, value in shown
     )
@@ -120,33 +131,38 @@ def _charts(series: Series) -> str:
     cards = []
     mismatches, differences = series.points("mismatch_count"), series.points("max_abs_diff")
     if mismatches:
-        cards.append(_card("mismatch_count per step", bar_chart(mismatches), _say_zero(mismatches)))
-        cards.append(_card("max_abs_diff per step", bar_chart(differences), _say_zero(differences)))
+        cards.append(card("mismatch_count per step", bar_chart(mismatches), _say_zero(mismatches)))
+        cards.append(card("max_abs_diff per step", bar_chart(differences), _say_zero(differences)))
     lines = (
         ("Reward", series.points("reward"), True, None),
         ("Held-out accuracy", list(series.accuracy), True, 1.0),
         ("KL to the reference model", series.points("kl"), True, None),
         ("Gradient norm", series.points("grad_norm"), True, None),
-        ("Loss", series.points("loss"), False, None),
+        ("KL between rollout and trainer (k3)", series.points("kl_k3"), True, None),
+        ("99th percentile of abs dlogp", series.points("logp_abs_diff_p99"), True, None),
+        ("Clip fraction by drift alone", series.points("clip_fraction"), True, None),
         ("Response length, tokens", series.points("response_length"), True, None),
         ("Generated tokens per second", series.points("tokens_per_second"), True, None),
     )
     cards += [
-        _card(title, line_chart(points, zero=zero, top=top), f"last {number(points[-1][1])}")
+        card(title, line_chart(points, zero=zero, top=top), f"last {number(points[-1][1])}")
         for title, points, zero, top in lines
         if points
     ]
+    loss = series.points("loss")
+    if loss:
+        chart = lines_chart([loss, trailing_median(loss)], zero=False)
+        below = legend([("raw", "line"), ("trailing median of 9", "p2")])
+        cards.append(card("Loss", chart, f"last {number(loss[-1][1])}", below))
     stacked = [
         (step.number, [(phase, step.phases.get(phase, 0.0)) for phase in PHASES])
         for step in series.steps
         if step.phases
     ]
     if stacked:
-        legend = "".join(
-            f'<span><i style="background: var(--p{at})"></i>{phase}</span>' for at, phase in enumerate(PHASES)
-        )
         last = f"last {number(sum(value for _, value in stacked[-1][1]))} s"
-        cards.append(_card("Seconds per step", stacked_chart(stacked), last, f'<div class="legend">{legend}</div>'))
+        below = legend([(phase, f"p{at}") for at, phase in enumerate(PHASES)])
+        cards.append(card("Seconds per step", stacked_chart(stacked), last, below))
     if not cards:
         return "<p>No step was recorded.</p>"
     return f'<h2>Steps</h2><div class="cards">{"".join(cards)}</div>'
@@ -155,25 +171,6 @@ def _charts(series: Series) -> str:
 def _say_zero(points: Sequence[tuple[int, float]]) -> str:
     high = max(value for _, value in points)
     return "0 in every step" if high == 0 else f"at most {number(high)}"
-
-
-def _card(title: str, chart: str, note: str, below: str = "") -> str:
-    return (
-        f'<figure class="card" style="margin:0"><header><h3>{escape(title)}</h3></header>'
-        f'<p class="read">{escape(note)}</p>{chart}{below}</figure>'
-    )
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = ()) -> str:
-    """A table of cells that are HTML already."""
-
-    def cell(tag: str, at: int, text: str) -> str:
-        kind = ' class="num"' if at in numeric else ' class="wrap"' if len(text) > 60 else ""
-        return f"<{tag}{kind}>{text}</{tag}>"
-
-    header = "".join(cell("th", at, escape(text)) for at, text in enumerate(head))
-    body = "".join("<tr>" + "".join(cell("td", at, text) for at, text in enumerate(row)) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><tr>{header}</tr>{body}</table></div>'
 
 
 def _steps(series: Series) -> str:
@@ -190,7 +187,30 @@ def _steps(series: Series) -> str:
     if not rows:
         return ""
     head = ("step", "weights", *names, "worst token")
-    return f"<details><summary>All steps as a table</summary>{_table(head, rows, range(2, 9))}</details>"
+    return f"<details><summary>All steps as a table</summary>{table(head, rows, range(2, 9))}</details>"
+
+
+def _worst(worst: Sequence[WorstToken]) -> str:
+    if not worst:
+        return ""
+    rows = [
+        [
+            f"<code>{escape(one.where)}</code>",
+            f"<code>{escape(repr(one.before)[1:-1])}<mark>{escape(repr(one.token)[1:-1])}</mark></code>",
+            f"{one.rollout:.6g} <code>{one.bits[0]:08x}</code>",
+            f"{one.trainer:.6g} <code>{one.bits[1]:08x}</code>",
+            number(one.difference) if one.difference < math.inf else "not a number",
+        ]
+        for one in worst
+    ]
+    head = ("step/prompt/sample@token", "text and token", "rollout logp", "trainer logp", "difference")
+    return f"<h2>Worst tokens</h2>{table(head, rows, (4,))}"
+
+
+def _topology(manifest: Mapping[str, Any]) -> str:
+    config = manifest.get("config")
+    picture = topology(config) if isinstance(config, dict) else ""
+    return f'<h2>Topology</h2><div class="card">{picture}</div>' if picture else ""
 
 
 def _routes(routes: Sequence[Mapping[str, Any]]) -> str:
@@ -209,8 +229,8 @@ def _routes(routes: Sequence[Mapping[str, Any]]) -> str:
         rows.append([escape(process), *groups, number(calls), contract])
         details += [_module_row(process, name, module) for name, module in sorted(modules.items())]
     head = ("process", "attention", "ffn", "logp", "kernel calls", "contract")
-    every = _table(("process", "module", "group", "route", "computed by", "calls"), details, (5,))
-    return f"<h2>Routes</h2>{_table(head, rows, (4,))}<details><summary>Every module</summary>{every}</details>"
+    every = table(("process", "module", "group", "route", "computed by", "calls"), details, (5,))
+    return f"<h2>Routes</h2>{table(head, rows, (4,))}<details><summary>Every module</summary>{every}</details>"
 
 
 def _group(modules: Mapping[str, Any], group: str) -> str:
@@ -250,7 +270,7 @@ def _contract(manifest: Mapping[str, Any]) -> str:
     ]
     return (
         f"<h2>Contract</h2><p><code>{escape(str(contract.get('digest')))}</code><br>{escape(text)}</p>"
-        f"<details><summary>Its boundaries</summary>{_table(('boundary', *BEHAVIOURS), rows)}</details>"
+        f"<details><summary>Its boundaries</summary>{table(('boundary', *BEHAVIOURS), rows)}</details>"
     )
 
 
@@ -260,5 +280,5 @@ def _settings(manifest: Mapping[str, Any]) -> str:
         values = manifest.get(key)
         if isinstance(values, dict):
             rows = [[escape(name), f"<code>{escape(str(value))}</code>"] for name, value in values.items()]
-            sections.append(f"<details><summary>{title}</summary>{_table(('name', 'value'), rows)}</details>")
+            sections.append(f"<details><summary>{title}</summary>{table(('name', 'value'), rows)}</details>")
     return f"<h2>Run</h2>{''.join(sections)}" if sections else ""

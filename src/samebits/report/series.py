@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
-from samebits.timeline.events import Compared, Evaluated, Event, Published, Sampled, Timed, Trained
+from samebits.timeline.events import Compared, Evaluated, Event, Measured, Published, Sampled, Timed, Trained
 
 PHASES = ("generate", "reward", "train", "compare", "publish")
 
@@ -34,6 +35,12 @@ class Series:
         return [(step.number, step.values[name]) for step in self.steps if name in step.values]
 
 
+def trailing_median(points: Sequence[tuple[int, float]], width: int = 9) -> list[tuple[int, float]]:
+    """The median of each value and the up to `width` - 1 before it."""
+    values = [value for _, value in points]
+    return [(step, median(values[max(0, at + 1 - width) : at + 1])) for at, (step, _) in enumerate(points)]
+
+
 def collect(events: Iterable[Event]) -> Series:
     """Reads the events of a run, finished or not."""
     steps: dict[int, Step] = {}
@@ -47,7 +54,7 @@ def collect(events: Iterable[Event]) -> Series:
             accuracy.append((event.step, event.accuracy))
         if isinstance(event, Sampled):
             samples.setdefault(event.step, []).append(event)
-        if isinstance(event, Sampled | Trained | Compared | Timed):
+        if isinstance(event, Sampled | Trained | Compared | Measured | Timed):
             step = steps.setdefault(event.step, Step(number=event.step, version=version))
             _take(step, event)
     for number, group in samples.items():
@@ -75,6 +82,8 @@ def _take(step: Step, event: Event) -> None:
                 "max_abs_diff": event.max_abs_diff,
                 "mean_abs_diff": event.mean_abs_diff,
             }
+        case Measured():
+            step.values |= event.metrics
         case Timed():
             step.phases = dict(event.seconds)
             step.values["seconds"] = math.fsum(event.seconds.values())

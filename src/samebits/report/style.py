@@ -51,7 +51,21 @@ tr:last-child td { border-bottom: 0; } th { color: var(--soft); font-weight: 600
 td.num, th.num { text-align: right; }
 .route { font-weight: 650; } .R { color: var(--good); } .P { color: var(--bad); }
 code { font: 12.5px ui-monospace, "SFMono-Regular", Menlo, Consolas, monospace; overflow-wrap: anywhere; }
+.series0 { stroke: var(--line); } .series1 { stroke: var(--p2); } .series2 { stroke: var(--p4); }
+.series3 { stroke: var(--bad); } .series4 { stroke: var(--p3); } .series5 { stroke: var(--unsure); }
+mark { background: var(--badbg); color: var(--bad); }
+.topology { width: 100%; max-width: 720px; height: auto; display: block; }
+.topology .box { fill: var(--page); stroke: var(--edge); } .topology text { fill: var(--ink); font-size: 12px; }
+.topology .side { font-weight: 600; } .topology .in { fill: var(--soft); font-size: 11px; }
+.wire { stroke: var(--soft); } .tip { fill: var(--soft); }
+:focus-visible { outline: 2px solid var(--line); outline-offset: 2px; }
 details { margin-top: 12px; } summary { cursor: pointer; font-weight: 600; margin-bottom: 8px; }
+@media print { :root { color-scheme: light; --ink: #000; --soft: #444; --page: #fff; --card: #fff; --edge: #bbb;
+    --grid: #ddd; --line: #1d4fa0; --good: #14633b; --bad: #9a3412; --unsure: #5b4d00; --goodbg: #fff; --badbg: #fff;
+    --unsurebg: #fff; --p0: #1d4fa0; --p1: #8fb3ea; --p2: #b45309; --p3: #777; --p4: #0b6b62; }
+  body { font-size: 11px; } main { max-width: none; padding: 0; } .card, .verdict, tr { break-inside: avoid; }
+  .verdict { border: 1px solid var(--edge); } .scroll { overflow: visible; } td { white-space: normal; }
+  .cards { grid-template-columns: repeat(2, 1fr); } table { font-size: 10px; } td, th { padding: 3px 6px; } }
 """
 
 SCRIPT = """
@@ -59,14 +73,33 @@ for (const chart of document.querySelectorAll("svg.chart")) {
   const points = JSON.parse(chart.dataset.points), cross = chart.querySelector(".cross");
   const read = chart.parentElement.querySelector(".read"), rest = read.textContent;
   const width = chart.viewBox.baseVal.width;
-  chart.addEventListener("pointermove", (event) => {
-    const box = chart.getBoundingClientRect(), at = (event.clientX - box.left) / box.width * width;
-    let best = points[0];
-    for (const point of points) if (Math.abs(point[1] - at) < Math.abs(best[1] - at)) best = point;
+  let chosen = -1;
+  const show = (index) => {
+    chosen = Math.max(0, Math.min(points.length - 1, index));
+    const best = points[chosen];
     cross.setAttribute("x1", best[1]); cross.setAttribute("x2", best[1]);
     cross.style.visibility = "visible";
     read.textContent = `step ${best[0]}: ${best[2]}`;
+  };
+  const hide = () => { chosen = -1; cross.style.visibility = "hidden"; read.textContent = rest; };
+  read.setAttribute("aria-live", "polite");
+  chart.addEventListener("pointermove", (event) => {
+    const box = chart.getBoundingClientRect(), at = (event.clientX - box.left) / box.width * width;
+    let best = 0;
+    points.forEach((point, index) => { if (Math.abs(point[1] - at) < Math.abs(points[best][1] - at)) best = index; });
+    show(best);
   });
-  chart.addEventListener("pointerleave", () => { cross.style.visibility = "hidden"; read.textContent = rest; });
+  chart.addEventListener("pointerleave", hide);
+  chart.addEventListener("blur", hide);
+  chart.addEventListener("keydown", (event) => {
+    const moves = { ArrowLeft: chosen - 1, ArrowRight: chosen + 1, Home: 0, End: points.length - 1 };
+    if (event.key === "Escape") hide();
+    else if (event.key in moves) { show(moves[event.key]); event.preventDefault(); }
+  });
 }
+const closed = [];
+addEventListener("beforeprint", () => {
+  for (const part of document.querySelectorAll("details:not([open])")) { closed.push(part); part.open = true; }
+});
+addEventListener("afterprint", () => { while (closed.length) closed.pop().open = false; });
 """

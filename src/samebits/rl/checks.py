@@ -36,6 +36,21 @@ def check_rollouts(
             raise RunFailed(
                 f"{name}: scored under run contract {rollout.contract[:12] or 'none'}, want {contract[:12] or 'none'}"
             )
+        problem = _support_problem(request, rollout)
+        if problem:
+            raise RunFailed(f"{name}: {problem}")
+
+
+def _support_problem(request: GenerateRequest, rollout: Rollout) -> str:
+    """What is wrong with the ids that the engine says it kept; empty when nothing is."""
+    support = rollout.support
+    if support is None:
+        return "it came without supports, though top_k, top_p or min_p limits every token" if request.limited else ""
+    if not request.limited:
+        return "it came with supports, though nothing limits its tokens"
+    if min(support.counts, default=0) < 1:
+        return "a token without a support, though top_k, top_p or min_p limits every one"
+    return support.problem(rollout.token_ids)
 
 
 def check_result(step: int, samples: Sequence[TrainSample], result: StepResult) -> None:

@@ -10,6 +10,8 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from samebits.timeline.types import is_limited, limits_problem
+
 Case = Literal["R/R", "P/P", "R/P", "P/R"]
 MODULES = ("attention", "ffn", "logp")
 
@@ -40,7 +42,10 @@ class RunConfig(BaseModel):
     lr: float = Field(1e-4, gt=0, description="learning rate of the optimiser")
     clip_ratio: float = Field(0.2, gt=0, lt=1, description="PPO clip: the ratio stays in 1 +- this")
     clip_grad: float = Field(1.0, gt=0, description="largest global gradient norm")
-    temperature: float = Field(1.0, gt=0, description="sampling temperature, also of the log-probabilities")
+    temperature: float = Field(1.0, description="sampling temperature, also of the log-probabilities; not 0")
+    top_k: int = Field(0, ge=0, lt=1 << 31, description="draw from the k likeliest tokens; 0: no limit")
+    top_p: float = Field(1.0, gt=0, le=1, description="draw from the likeliest tokens that hold this mass; 1: all")
+    min_p: float = Field(0.0, ge=0, le=1, description="leave out tokens below this part of the likeliest; 0: none")
     seed: int = Field(1234, ge=0, lt=1 << 63, description="order of the problems, and the trainer's seed")
     rollout_seed: int = Field(1234, ge=0, lt=1 << 63, description="random draws of the rollout engines")
     eval_interval: int = Field(5, ge=0, description="evaluate every so many steps and at both ends; 0: never")
@@ -108,6 +113,7 @@ class RunConfig(BaseModel):
             )
         if self.routes("trainer")["logp"] == "R" and not self.linear_logp_provider.strip():
             raise ValueError("linear_logp_provider is empty, but route R needs one: name it, or set logp_case to P/P")
+        self._check_sampling()
         self._check_tree()
         if self.native_compile and set(self.routes("rollout").values()) != {"P"}:
             raise ValueError("native_compile is for a native rollout side: set case to P/P (or R/P), or leave it out")
@@ -117,6 +123,31 @@ class RunConfig(BaseModel):
                 f"use at most {self.prompts_per_step}, or raise global_batch_size"
             )
         return self
+
+    def _check_sampling(self) -> None:
+        if self.temperature <= 0:
+            raise ValueError(
+                f"temperature must be positive, got {self.temperature}: a greedy token is certain, its log-probability "
+                "0 whatever the weights, so there is nothing to learn and nothing to compare"
+            )
+        problem = limits_problem(self.top_k, self.top_p, self.min_p)
+        if problem:
+            raise ValueError(problem)
+        if self.limited and any(self.routes(side)["logp"] == "P" for side in ("trainer", "rollout")):
+            raise ValueError(
+                "top_k, top_p and min_p need logp_case R/R: native vLLM does not say which tokens it kept, and native "
+                "Megatron-Core does not renormalise over them"
+            )
+        if self.limited and self.strict_gradients:
+            raise ValueError(
+                "strict_gradients does not cover gradients over the tokens that top_k, top_p or min_p kept: "
+                "leave the limits or the option out"
+            )
+
+    @property
+    def limited(self) -> bool:
+        """Whether every token comes with the ids that it was drawn from."""
+        return is_limited(self.top_k, self.top_p, self.min_p)
 
     def _check_tree(self) -> None:
         """Tensor-parallel ranks finish one balanced tree over the K segments, each with whole ones."""

@@ -107,7 +107,8 @@ def stop_ids(model: Path) -> tuple[int, ...]:
 
 def model_constants(model: Path, config: RunConfig) -> dict[str, object]:
     """What of the model belongs into the run contract, besides its weights."""
-    return {**contract.model_constants(read_object(model / "config.json")), "temperature": config.temperature}
+    sampling = {name: getattr(config, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+    return {**contract.model_constants(read_object(model / "config.json")), **sampling}
 
 
 def _fingerprint(path: Path) -> Mapping[str, Any]:

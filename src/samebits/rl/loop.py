@@ -129,6 +129,9 @@ def _request(job: Job, key: SampleKey, prompt: Prompt) -> GenerateRequest:
         max_tokens=job.config.max_response_length,
         temperature=job.config.temperature,
         stop_ids=job.stop_ids,
+        top_k=job.config.top_k,
+        top_p=job.config.top_p,
+        min_p=job.config.min_p,
     )
 
 
@@ -170,6 +173,7 @@ def train_step(job: Job, step: int, rollouts: Sequence[Rollout], advantages: Seq
             advantage=advantage,
             rollout_logp_bits=rollout.logp_bits,
             rollout_contract=rollout.contract,
+            support=rollout.support,
         )
         for rollout, advantage in zip(rollouts, advantages, strict=True)
     ]
@@ -208,6 +212,7 @@ def step_samples(
             versions=(rollout.version.counter,) * len(rollout.token_ids),
             reward=reward,
             advantage=advantage,
+            support=rollout.support,
         )
         for rollout, reward, advantage in zip(rollouts, rewards, advantages, strict=True)
     ]

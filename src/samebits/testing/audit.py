@@ -83,6 +83,7 @@ def compile_for(
     """The code that the compiler makes for `target`."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
+    from triton.experimental.gluon._runtime import GluonASTSource
 
     vendor = TARGETS[target][0]
     names = kernel.arg_names
@@ -96,7 +97,8 @@ def compile_for(
     chosen["enable_fp_fusion"] = False
     if vendor == "hip":
         chosen |= {"matrix_instr_nonkdim": 16, "num_stages": min(chosen.get("num_stages", 2), 2)}
-    source = ASTSource(kernel, signature=signature, constexprs=given, attrs=attributes)
+    form = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = form(kernel, signature=signature, constexprs=given, attrs=attributes)
     made = compile(source, target=GPUTarget(*TARGETS[target]), options=chosen)
     return Code.of(target, made.asm, made.metadata.shared)
 

@@ -26,6 +26,7 @@ class Fault:
 
 
 _CONTRACT = "-ffp-contract=fast"
+_SUPPORT, _KEPT = "kernels/sample_support.cpp", "kernels/kept_head.cpp"
 _GEMM, _LINEAR, _FEW = "kernels/gemm.cpp", "kernels/linear.cpp", "few_rows.h"
 _ATTENTION, _TILES = "kernels/attention.cpp", "attention_tiles.h"
 _MEAN = "lane_dot(width, element, element)"
@@ -167,7 +168,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("states merge without aligning", "logprob", "lse.h", (("    other.raise(top);\n", ""),)),
     Fault("the low part of log2(e) is lost", "logprob", "lse.h", (("  r = fma(z, F32x16::all(0x1.4ae0c0p-26f), r);\n", ""),)),
     Fault(
-        "the target is missed at tile edges", "logprob", "kernels/logprob_head.cpp",
+        "the target is missed at tile edges", "logprob", "logit_gradient.h",
         (("if (target >= j && target", "if (target > j && target"),),
     ),
     Fault("the first row's temperature counts for all", "logprob", "lse.h", (("each ? each[row] : all", "each ? each[0] : all"),)),
@@ -183,4 +184,27 @@ FAULTS: tuple[Fault, ...] = (
     Fault("nine rounds for ten", "sample", "kernels/sample.cpp", (("round < 10", "round < 9"),), quick=True),
     Fault("ties go to the highest id", "sample", "kernels/sample.cpp", (("logits[j] > logits[best]", "logits[j] >= logits[best]"),)),
     Fault("the position is ignored", "sample", "kernels/sample.cpp", (("b = static_cast<uint32_t>(position >> 32)", "b = 0 * (a = 0)"),)),
+    # supports
+    Fault(
+        "ties go to the highest id", "sample_support", _SUPPORT,
+        (
+            ("32 | static_cast<uint64_t>(id);", "32 | (0xffffffffu - static_cast<uint64_t>(id));"),
+            ("static_cast<int64_t>(place(n + k) & 0xffffffffu)", "static_cast<int64_t>(0xffffffffu - (place(n + k) & 0xffffffffu))"),
+        ),
+    ),
+    Fault("top-k keeps one more", "sample_support", _SUPPORT, (("std::min(limit, top_k[r])", "std::min(limit, top_k[r] + 1)"),)),
+    Fault(
+        "top-p compares before it adds", "sample_support", _SUPPORT,
+        (("if (sum >= wanted) return n + 1;", "if (sum >= wanted) return std::min(n + 2, limit);"),), quick=True,
+    ),
+    Fault("top-p takes its part of the whole row", "sample_support", _SUPPORT, (("if (limit == order.size()) {", "if (limit > 0) {"),)),
+    Fault("min-p is halved", "sample_support", _SUPPORT, (("float_to_bits(min_p);", "float_to_bits(min_p * 0.5f);"),)),
+    Fault(
+        "tokens run backwards in the weight gradient", "sample_support", _KEPT,
+        (("for (int64_t r = 0; r < kept.rows; ++r)\n      for", "for (int64_t r = kept.rows - 1; r >= 0; --r)\n      for"),),
+    ),
+    Fault(
+        "the target is missed at block edges", "sample_support", _KEPT,
+        (("return found != ids + count && *found == target", "return found != ids + count && found != ids && *found == target"),),
+    ),
 )  # fmt: skip

@@ -36,7 +36,7 @@ class Code:
     @classmethod
     def of(cls, target: str, asm: Mapping[str, str | bytes], shared_bytes: int) -> Code:
         """From the stages that Triton's compiler keeps."""
-        ir = str(asm["ttir"])
+        ir = str(asm["ttir"] if "ttir" in asm else asm["ttgir"])  # Gluon starts with the second
         if target.startswith("sm_"):
             registers, spills = _cubin_usage(bytes(asm["cubin"]))  # type: ignore[arg-type]
             return cls(target, ir, str(asm["ptx"]), registers, spills, shared_bytes)
@@ -61,7 +61,7 @@ def violations(code: Code) -> list[str]:
 
 
 def _matrix(code: Code) -> list[str]:
-    products = "tt.dot" in code.ir
+    products = "tt.dot" in code.ir or "warp_group_dot" in code.ir
     strange = sorted(name for name in code.matrix if not re.fullmatch(ALLOWED_MATRIX[code.target], name))
     found = [f"matrix instruction {name} is not the arithmetic's" for name in strange]
     if products and not code.matrix:

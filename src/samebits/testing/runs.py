@@ -13,7 +13,7 @@ from samebits.evidence.routes import POSITION
 from samebits.evidence.sidecar import StepSample
 from samebits.evidence.store import MANIFEST_SCHEMA, RunDirectory
 from samebits.timeline.events import SCHEMA, Evaluated, RunStarted, Timed, Trained
-from samebits.timeline.types import Rollout, SampleKey, WeightVersion
+from samebits.timeline.types import Rollout, SampleKey, Support, WeightVersion
 
 MODULES = ("attention", "ffn", "logp")
 CONTRACT = run_contract((), segments=1)
@@ -22,11 +22,18 @@ CLIP = 0.2
 
 
 def write_run(
-    path: Path, *, case: str = "R/R", steps: int = 2, flips: Collection[tuple[int, int]] = (), seal: bool = True
+    path: Path,
+    *,
+    case: str = "R/R",
+    steps: int = 2,
+    flips: Collection[tuple[int, int]] = (),
+    seal: bool = True,
+    top_k: int = 0,
 ) -> dict[str, Any]:
     """Writes a run of `steps` steps and returns its summary (empty when not sealed).
 
-    `flips` names (step, sample) pairs whose first trainer value gets its lowest bit flipped.
+    `flips` names (step, sample) pairs whose first trainer value gets its lowest bit flipped. With `top_k` each token
+    has a support of so many ids.
     """
     run = RunDirectory.create(path)
     record = Recorder(run)
@@ -45,7 +52,7 @@ def write_run(
     record.published(version, CONTRACT.digest(), 5, 1, 0.25)
     _evaluated(record, 0)
     for step in range(1, steps + 1):
-        _write_step(record, step, version, case, {sample for at, sample in flips if at == step})
+        _write_step(record, step, version, case, {sample for at, sample in flips if at == step}, top_k)
         version = WeightVersion(step, f"w{step}")
         record.published(version, CONTRACT.digest(), 5, 1, 0.25)
         tokens = sum(_length(i) for i in range(PROMPTS * SAMPLES))
@@ -56,10 +63,10 @@ def write_run(
         record.close()
         return {}
     routes = [_route("trainer", case), _route("rollout", case)]
-    return record.seal(steps, routes, _manifest(case, steps))
+    return record.seal(steps, routes, _manifest(case, steps, top_k))
 
 
-def _write_step(record: Recorder, step: int, version: WeightVersion, case: str, flipped: set[int]) -> None:
+def _write_step(record: Recorder, step: int, version: WeightVersion, case: str, flipped: set[int], top_k: int) -> None:
     strict = case.endswith("/R")
     rollouts, samples = [], []
     for row in range(PROMPTS * SAMPLES):
@@ -74,6 +81,7 @@ def _write_step(record: Recorder, step: int, version: WeightVersion, case: str, 
             contract=CONTRACT.digest() if strict else "",
             finish_reason="stop",
             engine=0,
+            support=Support.of([range(at, at + top_k) for at in range(10, 10 + _length(row))]) if top_k else None,
         )
         trainer = (bits[0] ^ 1, *bits[1:]) if row in flipped else bits
         reward, advantage = float(sample == 0), 1.5 if sample == 0 else -0.75
@@ -88,6 +96,7 @@ def _write_step(record: Recorder, step: int, version: WeightVersion, case: str, 
                 versions=(version.counter,) * len(bits),
                 reward=reward,
                 advantage=advantage,
+                support=rollout.support,
             )
         )
     record.sampled(*(list(column) for column in zip(*rollouts, strict=True)))
@@ -141,7 +150,7 @@ def _module(group: str, route: str, code: str) -> dict[str, Any]:
     return {"group": group, "boundary": "linear", "route": route, "implementation": code, "calls": 4}
 
 
-def _manifest(case: str, steps: int) -> dict[str, Any]:
+def _manifest(case: str, steps: int, top_k: int) -> dict[str, Any]:
     return {
         "schema": MANIFEST_SCHEMA,
         "config": {
@@ -151,6 +160,7 @@ def _manifest(case: str, steps: int) -> dict[str, Any]:
             "global_batch_size": PROMPTS * SAMPLES,
             "rollout_engines": 1,
             "rollout_tp": 1,
+            "top_k": top_k,
         },
         "contract": {"digest": CONTRACT.digest(), "content": CONTRACT.as_data()},
         "packages": {"samebits": "0"},

@@ -105,7 +105,7 @@ class Recorder:
         if not self.traces(kind):
             return
         matrix = x.detach().reshape(x.shape[0], -1)
-        picked = matrix.index_select(0, self._selections[kind])
+        picked = matrix.index_select(0, self._selections[kind].to(x.device))
         whole = matrix.shape[1] if whole is None else whole
         kept = picked if point in self.keep else None
         buffer = _Buffer(kind, self._rows[kind], x.dtype, start, whole, row_digests(picked, start), kept)

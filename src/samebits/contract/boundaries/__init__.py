@@ -12,6 +12,7 @@ from samebits.contract.boundaries.logprob import LOGPROB, LOGPROB_BACKWARD
 from samebits.contract.boundaries.rms_norm import RMS_NORM, RMS_NORM_BACKWARD
 from samebits.contract.boundaries.rotary import ROTARY, ROTARY_BACKWARD
 from samebits.contract.boundaries.sample import SAMPLE
+from samebits.contract.boundaries.sample_support import SAMPLE_SUPPORT
 from samebits.contract.boundaries.swiglu import SWIGLU, SWIGLU_BACKWARD
 
 BOUNDARIES = (
@@ -22,6 +23,7 @@ BOUNDARIES = (
     ATTENTION,
     SWIGLU,
     LOGPROB,
+    SAMPLE_SUPPORT,
     SAMPLE,
     EMBEDDING_BACKWARD,
     RMS_NORM_BACKWARD,

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "gemm.h"
-#include "lse.h"
+#include "logit_gradient.h"
 #include "pool.h"
 
 namespace samebits {
@@ -35,21 +35,6 @@ struct Head {
     return {row_of_logits, bias ? bias + c : nullptr, temperatures.of(r)};
   }
 };
-
-// One row of logit gradients: upstream * (onehot - 2^((z - lse) log2 e)) / temperature, rounded to bf16.
-// `target` counts from the row's first column and may lie outside.
-void gradient_row(const Scaled& row, int64_t n, int64_t target, float upstream, float lse, uint16_t* dz) {
-  const F32x16 log2e = F32x16::all(0x1.715476p+0f), g = F32x16::all(upstream), total = F32x16::all(lse);
-  const F32x16 temperature = F32x16::all(row.temperature);
-  for (int64_t j = 0; j < n; j += kLanes) {
-    int part = static_cast<int>(std::min<int64_t>(kLanes, n - j));
-    float onehot[kLanes] = {};
-    if (target >= j && target < j + kLanes) onehot[target - j] = 1.0f;
-    F32x16 probability = exp2((row.at(j, part) - total) * log2e);
-    F32x16 gradient = g * (F32x16::load(onehot) - probability);
-    store_part_bf16(row.temperature == 1.0f ? gradient : gradient / temperature, dz + j, part);
-  }
-}
 
 // dbias[j] += dz[r][j], r ascending
 void advance_bias(const uint16_t* dz, int64_t stride, int64_t rows, int64_t columns, float* dbias) {

@@ -1,6 +1,7 @@
 #include <cstdint>
+#include <vector>
 
-#include "lse.h"
+#include "exact_sum.h"
 #include "pool.h"
 #include "spans.h"
 
@@ -9,8 +10,6 @@ namespace SAMEBITS_ISA {
 #include "sample.inc"
 
 namespace {
-
-using Wide = unsigned __int128;
 
 // 64 random bits of (seed, position): Philox4x32 with 10 rounds.
 uint64_t random_bits(uint64_t seed, uint64_t position) {
@@ -28,26 +27,6 @@ uint64_t random_bits(uint64_t seed, uint64_t position) {
   return static_cast<uint64_t>(b) << 32 | a;
 }
 
-// The sum of a part of a row, in units of the lowest window that the row keeps.
-Wide weight_of(LseState part, int64_t top) {
-  part.raise(top);
-  Wide sum = 0;
-  for (int64_t window : part.sum) sum = (sum << 16) + static_cast<uint64_t>(window);
-  return sum;
-}
-
-Wide weight_of_term(const Terms& terms, int j, int64_t top) {
-  int64_t lowest = (top - (kWindows - 1)) << kWindowShift;
-  int64_t shift = terms.i[j] - lowest;
-  return shift < 0 ? 0 : static_cast<Wide>(static_cast<uint32_t>(terms.q[j])) << shift;
-}
-
-// floor(sum * bits / 2^64)
-Wide scale(Wide sum, uint64_t bits) {
-  uint64_t high = static_cast<uint64_t>(sum >> 64), low = static_cast<uint64_t>(sum);
-  return static_cast<Wide>(high) * bits + ((static_cast<Wide>(low) * bits) >> 64);
-}
-
 // The first column of n whose running total exceeds `rest`, which is below the total of them all.
 int64_t find(const Scaled& row, int64_t n, int64_t top, Wide rest) {
   Terms terms;
@@ -61,7 +40,7 @@ int64_t find(const Scaled& row, int64_t n, int64_t top, Wide rest) {
       if (rest >= total) { rest -= total; continue; }
     }
     for (int k = 0; k < part; ++k) {
-      Wide weight = weight_of_term(terms, k, top);
+      Wide weight = weight_of_term(terms.q[k], terms.i[k], top);
       if (rest < weight) return j + k;
       rest -= weight;
     }
@@ -101,6 +80,29 @@ void sample(const float* logits, int64_t stride, int64_t rows, int64_t columns, 
                          : draw(spans, r, whole,
                                 random_bits(static_cast<uint64_t>(seeds[r]), static_cast<uint64_t>(positions[r])));
       logp[r] = log_probability(lse64(whole), spans.row(r).one(tokens[r]));
+    }
+  });
+}
+
+void sample_kept(const float* logits, int64_t stride, int64_t rows, const float* temperatures, float temperature,
+                 const int64_t* seeds, const int64_t* positions, const int64_t* offsets, const int64_t* ids,
+                 int64_t* tokens, float* logp) {
+  Temperatures each = {temperatures, temperature};
+  parallel_for(rows, kDrawGrain, [&](int64_t begin, int64_t end) {
+    std::vector<float> z;
+    for (int64_t r = begin; r < end; ++r) {
+      const int64_t* kept = ids + offsets[r];
+      int64_t n = offsets[r + 1] - offsets[r];
+      Scaled row = gather({logits + r * stride, nullptr, each.of(r)}, kept, n, z);
+      LseState whole;
+      absorb(whole, row, n);
+      tokens[r] = -1;
+      logp[r] = 0.0f;
+      if (!whole.finite()) continue;
+      uint64_t bits = random_bits(static_cast<uint64_t>(seeds[r]), static_cast<uint64_t>(positions[r]));
+      int64_t place = find(row, n, whole.top, scale(weight_of(whole, whole.top), bits));
+      tokens[r] = kept[place];
+      logp[r] = log_probability(lse64(whole), z[static_cast<size_t>(place)]);
     }
   });
 }

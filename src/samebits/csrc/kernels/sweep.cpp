@@ -16,7 +16,7 @@ namespace SAMEBITS_ISA {
 namespace {
 
 constexpr int64_t kBlock = 4096, kBlocks = (int64_t{1} << 32) / kBlock;
-enum Which { kExp2, kSigmoid, kSqrt, kRoundBf16 };
+enum Which { kExp2, kSigmoid, kSqrt, kRoundBf16, kReciprocal, kQuotient, kLog };
 
 struct Found {
   uint64_t digest = 0, decreases = 0;
@@ -41,6 +41,9 @@ double exact(int which, double x) {
     case kExp2: return std::exp2(x);
     case kSigmoid: return 1.0 / (1.0 + std::exp(-x));
     case kSqrt: return std::sqrt(x);
+    case kReciprocal: return 1.0 / x;
+    case kQuotient: return x / static_cast<double>(0.7f);
+    case kLog: return x > 0.0 && x < INFINITY ? std::log(x) : NAN;
     default: return x;
   }
 }
@@ -75,6 +78,7 @@ Found sweep_block(int which, uint32_t first) {
   for (int64_t i = 0; i < kBlock; ++i) x[i] = bits_to_float(first + static_cast<uint32_t>(i));
   primitive(which, x, y, kBlock);
   float rising = (first >> 31) != 0 ? -1.0f : 1.0f;  // the values of ascending negative patterns descend
+  if (which == kReciprocal) rising = -rising;
   for (int64_t i = 0; i < kBlock; ++i) {
     uint32_t pattern = first + static_cast<uint32_t>(i), bits = float_to_bits(y[i]);
     if (which == kRoundBf16) bits >>= 16;

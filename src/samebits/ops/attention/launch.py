@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from samebits.ops.attention.contract import CHUNK
 
@@ -17,16 +18,24 @@ MOST_PROGRAMS = 16 * SMS
 
 @dataclass(frozen=True)
 class Rows:
-    """Programs that own `rows` (token, head) rows and read `stages` tiles ahead."""
+    """Programs that own `rows` (token, head) rows and read `stages` tiles ahead.
+
+    `copies`: the Gluon form, whose keys are copied by Hopper's tensor engine.
+    """
 
     rows: int
     warps: int
     stages: int
+    copies: bool = False
 
 
 @dataclass(frozen=True)
 class Split:
-    """Programs that own few rows, `splits` of them for each block of rows; `direct`: no second kernel."""
+    """Programs that own few rows, `splits` of them for each block of rows.
+
+    `direct`: all keys of a row lie in one chunk, so nothing is merged; `copies`: the Gluon form, whose keys are
+    copied by Hopper's tensor engine (`warps` is 1 there).
+    """
 
     rows: int
     splits: int
@@ -35,6 +44,7 @@ class Split:
     stages: int
     merge_rows: int
     ahead: int
+    copies: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,24 +57,44 @@ class Keys:
     stages: int
 
 
-def forward(head_dim: int) -> Rows:
+Choice = TypeVar("Choice", Rows, Split, Keys)
+
+
+def forward(head_dim: int, copies: bool = False) -> Rows:
+    if copies:
+        return Rows(128, 4, 3, copies=True)
     return Rows(128, 8, 2) if head_dim <= 128 else Rows(64, 4, 2)
 
 
-def split(tokens: int, kv_heads: int, group: int, chunks: int) -> Split:
+def split(tokens: int, kv_heads: int, group: int, chunks: int, copies: bool = False) -> Split:
     """For at most `tokens` query tokens whose keys lie in at most `chunks` chunks."""
     rows = max(FEW_ROWS, 1 << (group - 1).bit_length())
     blocks = max(1, tokens * kv_heads)
     splits = max(1, min(chunks, -(-MOST_PROGRAMS // blocks)))
-    return Split(rows, splits, chunks == 1, 4, 3, max(1, min(4, rows)), 8)
+    merge_rows = 1 if tokens < 8 else 4
+    if copies and rows == FEW_ROWS:
+        # few programs have a multiprocessor to themselves; many hide the copies of one behind the work of others
+        alone = blocks * splits <= 2 * SMS
+        stages = 3 if alone else 1 if splits == chunks else 2
+        return Split(rows, splits, chunks == 1, 1, stages, merge_rows, 8, copies=True)
+    return Split(rows, splits, chunks == 1, 4, 3, merge_rows, 8)
 
 
 def query_gradients(head_dim: int) -> Rows:
-    return Rows(128, 8, 2) if head_dim <= 128 else Rows(64, 4, 1)
+    return Rows(128, 8, 3) if head_dim <= 128 else Rows(64, 4, 1)
 
 
 def key_gradients(head_dim: int) -> Keys:
     return Keys(128, 64, 8, 2) if head_dim <= 128 else Keys(64, 32, 4, 1)
+
+
+def for_amd(how: Choice) -> Choice:
+    """The same for MI300X: 64 KiB of shared memory, waves of 64 threads. Compiled, not yet run."""
+    if isinstance(how, Rows):
+        return replace(how, rows=min(how.rows, 64), warps=4, stages=1, copies=False)
+    if isinstance(how, Split):
+        return replace(how, warps=1, stages=1, copies=False)
+    return replace(how, keys=min(how.keys, 64), rows=32, warps=4, stages=1)
 
 
 def main(arguments: list[str]) -> None:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from samebits.backends import device_arithmetic, serve_only
 from samebits.backends.device_counters import slot
-from samebits.ops.attention import launch, triton_backward, triton_fma32, triton_forward, triton_split
+from samebits.ops.attention import hopper, launch, triton_backward, triton_fma32, triton_forward, triton_split
 from samebits.ops.attention.contract import CHUNK
+from samebits.ops.attention.registry import KERNELS as KERNELS
 from samebits.ops.attention.scale import exponent_scale
 from samebits.ops.attention.triton_write import copy_rows
 
@@ -31,6 +32,11 @@ def forward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """As the definition; `how` overrides the launch: any of them gives the same bits."""
     out, m, lsum = _results(q, statistics, arithmetic)
+    if how is None:
+        how = _here(launch.forward(q.shape[2], hopper.suits_packed(q, k, v, q_positions, arithmetic)))
+    if how.copies:
+        hopper.forward_rows(q, k, v, out, m, lsum, cu_seqlens_q, cu_seqlens, scale, how)
+        return out, m, lsum
     _rows(q, k, v, out, m, lsum, cu_seqlens_q, cu_seqlens, q_positions, None, 0, scale, arithmetic, 1, how)
     return out, m, lsum
 
@@ -47,17 +53,18 @@ def paged(
 ) -> Tensor:
     """As the definition; requests with few rows have their chunks spread over programs."""
     out, _, _ = _results(q, False, arithmetic)
-    dim, size = q.shape[2], kv_cache.shape[2]
-    k, v = (x.transpose(1, 2) for x in (kv_cache[..., :dim], kv_cache[..., dim:]))
+    size = kv_cache.shape[2]
     tokens, requests, group = q.shape[0], seq_lens.shape[0], q.shape[1] // kv_cache.shape[1]
     few = 0
     if arithmetic != "fma32":
         chunks = triton.cdiv(block_table.shape[1] * size, CHUNK)
-        how = how or launch.split(min(tokens, requests), kv_cache.shape[1], group, chunks)
+        copies = hopper.suits(q, kv_cache, arithmetic)
+        how = how or _here(launch.split(min(tokens, requests), kv_cache.shape[1], group, chunks, copies))
         few = how.rows
-        _split(q, k, v, out, seq_lens, query_start_loc, block_table, size, scale, arithmetic, how, chunks)
+        _split(q, kv_cache, out, seq_lens, query_start_loc, block_table, scale, how, chunks)
     if few == 0 or tokens > requests:  # some request has more than one token
         index = (query_start_loc, seq_lens, None, block_table, size)
+        k, v = _keys_and_values(kv_cache)
         _rows(q, k, v, out, None, None, *index, scale, arithmetic, few + 1, None)
     return out
 
@@ -110,7 +117,7 @@ def backward(
             *inputs, dk, dv, *index, counter, requests, *strides, *numbers, num_warps=4, **shared
         )
         return dq, dk, dv
-    queries, keys = how or (launch.query_gradients(dim), launch.key_gradients(dim))
+    queries, keys = how or (_here(launch.query_gradients(dim)), _here(launch.key_gradients(dim)))
     blocks = (triton.cdiv(rows // kv_heads, queries.rows) + requests + 1) * kv_heads
     triton_backward.query_gradients[(blocks,)](
         *inputs, dq, *index, slot("attention.query_gradients", q.device), tokens, requests, *strides, *numbers,
@@ -142,7 +149,7 @@ def _rows(
     tokens, heads, dim = q.shape
     kv_heads, requests = k.shape[-2], rows_of.shape[0] - 1
     group, page_stride = heads // kv_heads, k.stride(0) if table is not None else 0
-    how = how or (launch.Rows(FMA_ROWS, 4, 1) if arithmetic == "fma32" else launch.forward(dim))
+    how = launch.Rows(FMA_ROWS, 4, 1) if arithmetic == "fma32" else how or _here(launch.forward(dim))
     blocks = triton.cdiv(tokens * group, how.rows) + requests + 1
     kernel = triton_forward.forward_rows
     options = {"LEAST": least, "STAGES": how.stages}
@@ -159,28 +166,42 @@ def _rows(
 
 
 def _split(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lengths: Tensor, rows_of: Tensor, table: Tensor, size: int,
-    scale: float, arithmetic: str, how: launch.Split, chunks: int,
+    q: Tensor, kv_cache: Tensor, out: Tensor, lengths: Tensor, rows_of: Tensor, table: Tensor, scale: float,
+    how: launch.Split, chunks: int,
 ) -> None:  # fmt: skip
     tokens, heads, dim = q.shape
-    kv_heads, requests = k.shape[-2], lengths.shape[0]
+    kv_heads, requests = kv_cache.shape[1], lengths.shape[0]
+    k, v = _keys_and_values(kv_cache)
     group = heads // kv_heads
     size_of_states = 0 if how.direct else chunks * tokens * heads * (dim + 2)
     states = torch.empty(size_of_states, dtype=torch.float32, device=q.device)
     acc, m, lsum = states.split([states.numel() // (dim + 2) * n for n in (dim, 1, 1)])
     shared = _shape(q, k, requests) | {"MOST": how.rows, "DIRECT": how.direct}
-    # at most one block for a request with few rows
-    triton_split.chunk_states[(min(requests, tokens) * kv_heads, how.splits)](
-        q, k, v, out, m, lsum, acc, rows_of, lengths, table, slot("attention.chunk_states", q.device),
-        tokens, requests, *q.stride()[:2], *k.stride()[-3:-1], *v.stride()[-3:-1], k.stride(0), table.stride(0),
-        exponent_scale(scale),
-        SIZE=size, ROWS=how.rows, SPLITS=how.splits, STAGES=how.stages, num_warps=how.warps, **shared,
-    )  # fmt: skip
+    results = (out, m, lsum, acc, rows_of, lengths, table, slot("attention.chunk_states", q.device), tokens, requests)
+    if how.copies:
+        hopper.chunk_states(q, kv_cache, *results, scale, how)
+    else:
+        # at most one block for a request with few rows
+        triton_split.chunk_states[(min(requests, tokens) * kv_heads, how.splits)](
+            q, k, v, *results, *q.stride()[:2], *k.stride()[-3:-1], *v.stride()[-3:-1], k.stride(0), table.stride(0),
+            exponent_scale(scale), SIZE=kv_cache.shape[2], ROWS=how.rows, SPLITS=how.splits, STAGES=how.stages,
+            num_warps=how.warps, **shared,
+        )  # fmt: skip
     blocks = triton.cdiv(tokens * group, how.merge_rows) + requests + 1
     triton_split.merge_chunks[(blocks * kv_heads,)](
         m, lsum, acc, out, rows_of, lengths, slot("attention.merge_chunks", q.device), tokens, requests,
         ROWS=how.merge_rows, AHEAD=how.ahead, num_warps=1, **shared,
     )  # fmt: skip
+
+
+def _keys_and_values(kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+    """Views [pages, slots, heads, D]."""
+    dim = kv_cache.shape[3] // 2
+    return kv_cache[..., :dim].transpose(1, 2), kv_cache[..., dim:].transpose(1, 2)
+
+
+def _here(how: launch.Choice) -> launch.Choice:
+    return how if torch.version.hip is None else launch.for_amd(how)
 
 
 def _empty(x: Tensor) -> Tensor:

@@ -54,16 +54,6 @@ def fold_columns(x, ROWS: tl.constexpr, FROM: tl.constexpr, TO: tl.constexpr):
 
 
 @triton.jit
-def fold_rows(x, COLUMNS: tl.constexpr, FROM: tl.constexpr, TO: tl.constexpr):
-    """[FROM, COLUMNS] -> [TO, COLUMNS], in the same way over rows."""
-    if FROM == TO:
-        return x
-    else:
-        half = tl.reduce(tl.reshape(x, (2, FROM // 2, COLUMNS)), 0, add_pair)
-        return fold_rows(half, COLUMNS, FROM // 2, TO)
-
-
-@triton.jit
 def tile_of(m, lanes, acc, s, v, c, valid, live, ROWS: tl.constexpr, MASKED: tl.constexpr):
     """The state after one tile: scores s [ROWS, KEYS] and values v [KEYS, D]; valid and live only where MASKED."""
     if MASKED:

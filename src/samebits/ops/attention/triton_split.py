@@ -1,7 +1,4 @@
-"""Forward for few rows per sequence (decode): programs share the chunks of a row; a second kernel merges them.
-
-The operands are swapped (keys are the rows of the matrix products), so that 16 query rows fill a matrix instruction.
-"""
+"""Forward for few rows per sequence (decode): programs share the chunks of a row; a second kernel merges them."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -12,16 +9,7 @@ import triton.language as tl
 
 from samebits.arithmetic.triton import count_launch, round_bf16_of
 from samebits.ops.attention.triton_rows import find_rows, key_rows, load_rows
-from samebits.ops.attention.triton_softmax import (
-    KEYS,
-    SUMS,
-    TILES,
-    fold_rows,
-    larger,
-    merged,
-    rescaling_of,
-    weight_of,
-)
+from samebits.ops.attention.triton_softmax import KEYS, SUMS, TILES, fold_columns, merged, tile_of
 
 
 @triton.jit
@@ -67,14 +55,14 @@ def chunk_states(
     d = tl.arange(0, WIDTH)
     j = tl.arange(0, KEYS)
     queries = token.to(tl.int64) * q_token + (head * GROUP + r % GROUP) * q_head
-    qt = load_rows(q, queries, d, ok, True, D, WIDTH).T
+    qt = load_rows(q, queries, d, ok, True, D, WIDTH)
     k += head * k_head
     v += head * v_head
     at = (token.to(tl.int64) * HEADS + head) * GROUP + r % GROUP
     all_rows = tokens.to(tl.int64) * (HEADS * GROUP)
     m = tl.full((ROWS,), float("-inf"), tl.float32)
-    lanes = tl.zeros((SUMS, ROWS), tl.float32)
-    acc = tl.zeros((WIDTH, ROWS), tl.float32)
+    lanes = tl.zeros((ROWS, SUMS), tl.float32)
+    acc = tl.zeros((ROWS, WIDTH), tl.float32)
     for step in tl.range(0, steps, num_stages=STAGES):
         chunk = split + step // TILES * SPLITS
         first_key = (chunk * TILES + step % TILES) * KEYS
@@ -84,28 +72,23 @@ def chunk_states(
         kt = load_rows(k, k_rows, d, inside, True, D, WIDTH)
         v_rows = key_rows(keys, length, table, page_stride, v_token, 0, SIZE, True)
         vt = load_rows(v, v_rows, d, inside, True, D, WIDTH)
-        s = tl.dot(kt, qt)
-        valid = keys[:, None] <= position[None, :]
-        top = tl.reduce(tl.where(valid, s, float("-inf")), 0, larger)
-        m_next = larger(m, top * c)
-        a = tl.where(position >= first_key, rescaling_of(m, m_next), 1.0)
-        p = tl.where(valid, weight_of(tl.fma(s, c, -m_next[None, :])), 0.0)
-        lanes = tl.fma(lanes, a[None, :], fold_rows(p, ROWS, KEYS, SUMS))
-        acc = tl.dot(vt.T, p.to(tl.bfloat16), acc * a[None, :])
-        m = m_next
+        s = tl.dot(qt, kt.T)
+        valid = keys[None, :] <= position[:, None]
+        m, lanes, acc = tile_of(m, lanes, acc, s, vt, c, valid, position >= first_key, ROWS, True)
         if (step % TILES == TILES - 1) | (step == steps - 1):
-            lsum = tl.reshape(fold_rows(lanes, ROWS, SUMS, 1), (ROWS,))
+            lsum = tl.reshape(fold_columns(lanes, ROWS, SUMS, 1), (ROWS,))
+            there = ok[:, None] & (d < D)[None, :]
             if DIRECT:
-                rounded = round_bf16_of(acc * tl.div_rn(1.0, lsum)[None, :])
-                tl.store(out + at[None, :] * D + d[:, None], rounded, mask=ok[None, :] & (d < D)[:, None])
+                rounded = round_bf16_of(acc * tl.div_rn(1.0, lsum)[:, None])
+                tl.store(out + at[:, None] * D + d[None, :], rounded, mask=there)
             else:
                 to = chunk.to(tl.int64) * all_rows + at
                 tl.store(m_out + to, m, mask=ok)
                 tl.store(l_out + to, lsum, mask=ok)
-                tl.store(acc_out + to[None, :] * D + d[:, None], acc, mask=ok[None, :] & (d < D)[:, None])
+                tl.store(acc_out + to[:, None] * D + d[None, :], acc, mask=there)
             m = tl.full((ROWS,), float("-inf"), tl.float32)
-            lanes = tl.zeros((SUMS, ROWS), tl.float32)
-            acc = tl.zeros((WIDTH, ROWS), tl.float32)
+            lanes = tl.zeros((ROWS, SUMS), tl.float32)
+            acc = tl.zeros((ROWS, WIDTH), tl.float32)
 
 
 @triton.jit(do_not_specialize=["tokens", "B"])

@@ -69,3 +69,16 @@ def backward(ids: Tensor, dy: Tensor, start: int, dw: Tensor) -> None:
         ordered, order, dy, dw, slot("embedding.backward", dw.device), ids.shape[0], dw.shape[0], start,
         dy.stride(0), dw.shape[1], BLOCK=BLOCK, num_warps=2, enable_fp_fusion=False,
     )  # fmt: skip
+
+
+_TYPES = {"weight": "*bf16", "y": "*bf16", "dy": "*bf16", "dw": "*fp32"} | dict.fromkeys(
+    ("ids", "order", "counter"), "*i64"
+)
+_TYPES |= dict.fromkeys(("tokens", "rows", "start", "dy_row", "H"), "i32")
+KERNELS = tuple(
+    (
+        name, kernel, {n: _TYPES[n] for n in kernel.arg_names if n in _TYPES}, {"BLOCK": BLOCK},
+        {"num_warps": 2, "divisible": ("dy_row", "H")},
+    )
+    for name, kernel in (("forward", gather_rows), ("backward", scatter_rows))
+)  # fmt: skip

@@ -148,3 +148,25 @@ def backward(
             COLUMNS=32, UNROLL=32, num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
     return dx
+
+
+_TYPES = dict.fromkeys(("x", "residual", "weight", "y", "total", "dy", "dsum", "dx"), "*bf16") | {
+    "scale": "*fp32", "dw": "*fp32", "counter": "*i64", "eps": "fp32", "W": "i32",
+    **dict.fromkeys(("rows", "x_row", "residual_row", "dy_row", "dsum_row"), "i32"),
+}  # fmt: skip
+
+
+def _entry(name: str, kernel, constants: dict[str, object], warps: int) -> tuple:
+    types = {n: t for n, t in _TYPES.items() if n in kernel.arg_names and n not in constants}
+    divisible = tuple(n for n in types if n.endswith("_row"))
+    return name, kernel, types, constants, {"num_warps": warps, "divisible": divisible}
+
+
+KERNELS = (
+    _entry("forward", norm_forward, {"W": 2048, "ADD": True, "ROWS": 1}, launch.forward(2048).warps),
+    _entry(
+        "forward-heads", norm_forward, {"W": 128, "ADD": False, "residual": None, "ROWS": 16}, launch.forward(128).warps
+    ),
+    _entry("backward", norm_backward, {"W": 2048, "ADD": True, "ROWS": 1}, launch.backward(2048).warps),
+    _entry("weight_gradient", norm_weight_gradient, {"COLUMNS": 32, "UNROLL": 32}, 1),
+)

@@ -53,3 +53,15 @@ def rotate(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, *, inverse: b
             WIDTH=triton.next_power_of_2(width // 2), num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
     return y
+
+
+_TYPES = {"x": "*bf16", "y": "*bf16", "cos": "*fp32", "sin": "*fp32", "positions": "*i64", "counter": "*i64"}
+_TYPES |= dict.fromkeys(("tokens", "x_token", "x_head"), "i32")
+KERNELS = tuple(
+    (
+        name, rotate_rows, _TYPES,
+        {"HEADS": heads, "HALF": 64, "INVERSE": inverse, "TOKENS": max(1, 16 // heads), "ROWS": heads, "WIDTH": 64},
+        {"num_warps": 4, "divisible": ("x_token", "x_head")},
+    )
+    for name, heads, inverse in (("queries", 32, False), ("keys", 8, False), ("backward", 32, True))
+)  # fmt: skip

@@ -13,7 +13,7 @@ from samebits.ops.logprob.rows import Temperature, check_ids, check_logits, chec
 from samebits.ops.sample.contract import SAMPLE as SAMPLE
 from samebits.ops.sample.reference import NO_TOKEN
 
-BACKENDS = lazy("samebits.ops.sample", "cpu", "reference")
+BACKENDS = lazy("samebits.ops.sample", "cpu", "reference", "triton")
 
 
 def sample(

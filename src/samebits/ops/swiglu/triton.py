@@ -61,3 +61,14 @@ def backward(dy: Tensor, gate_up: Tensor) -> Tensor:
             BLOCK=BLOCK, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
     return grad
+
+
+_TYPES = dict.fromkeys(("gate_up", "y", "dy", "grad"), "*bf16") | dict.fromkeys(("gate_row", "dy_row", "F"), "i32")
+_TYPES |= {"counter": "*i64"}
+KERNELS = tuple(
+    (
+        name, kernel, {n: _TYPES[n] for n in kernel.arg_names if n in _TYPES}, {"BLOCK": BLOCK},
+        {"num_warps": 4, "divisible": ("gate_row", "dy_row", "F")},
+    )
+    for name, kernel in (("forward", swiglu_forward), ("backward", swiglu_backward))
+)  # fmt: skip

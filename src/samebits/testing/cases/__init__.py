@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from samebits.testing.cases import attention, embedding, linear, logprob, rms_norm, rotary, sample, swiglu
+from samebits.testing.cases import (
+    attention,
+    embedding,
+    linear,
+    logprob,
+    rms_norm,
+    rotary,
+    sample,
+    sample_support,
+    swiglu,
+)
 from samebits.testing.cases.case import DEFINITION as DEFINITION
 from samebits.testing.cases.case import Case as Case
 from samebits.testing.cases.case import Subject as Subject
@@ -20,7 +30,8 @@ from samebits.testing.cases.case import right_of as right_of
 from samebits.testing.cases.guards import OutOfBounds as OutOfBounds
 
 _TABLE: dict[str, Callable[[], Iterator[Case]]] = {
-    module.OP: module.cases for module in (embedding, rms_norm, linear, rotary, attention, swiglu, logprob, sample)
+    module.OP: module.cases
+    for module in (embedding, rms_norm, linear, rotary, attention, swiglu, logprob, sample_support, sample)
 }
 OPS = tuple(_TABLE)
 

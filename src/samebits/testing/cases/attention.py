@@ -10,7 +10,7 @@ from torch import Tensor
 
 from samebits.ops.attention import BACKENDS, attention, paged_attention, write_kv
 from samebits.testing.cases.case import DEFINITION, Case, Subject, against_definition, implementation
-from samebits.testing.cases.inputs import ROWS, inside, randint, special, with_gradients
+from samebits.testing.cases.inputs import ROWS, generator, inside, randint, special, with_gradients
 from samebits.testing.cases.schedules import forced
 from samebits.testing.cases.serving import Packed, Serving, packed, serve
 
@@ -139,11 +139,9 @@ def _prefix(at: Subject, shared: bool) -> list[Tensor]:
 
 
 def _batches() -> Iterator[Case]:
-    shape = SHAPES[2]
-    yield Case(OP, "one-sequence-at-a-time", partial(_apart, shape=shape, reverse=False), partial(_alone, shape=shape))
-    yield Case(
-        OP, "packing-order", partial(_apart, shape=shape, reverse=False), partial(_apart, shape=shape, reverse=True)
-    )
+    together = partial(_apart, shape=SHAPES[2], reverse=False)
+    yield Case(OP, "one-sequence-at-a-time", together, partial(_alone, shape=SHAPES[2]))
+    yield Case(OP, "packing-order", together, partial(_apart, shape=SHAPES[2], reverse=True))
     yield Case(OP, "heads-cut-over-ranks", partial(_heads, ranks=1), partial(_heads, ranks=4))
 
 
@@ -201,16 +199,15 @@ def _some_rows_of_each(at: Subject) -> list[Tensor]:
     """As a context-parallel rank computes: its own rows at any ascending positions over all keys."""
     p = packed(at, (300, 1, 200), 4, 2, 64)
     positions = [torch.cat([torch.arange(0, 75), torch.arange(225, 300)]), torch.arange(1), torch.arange(90, 200)]
-    rows = torch.cat([at_ + start for at_, start in zip(positions, p.starts, strict=True)])
+    rows = torch.cat([own + start for own, start in zip(positions, p.starts, strict=True)])
     ends = torch.tensor([0, *torch.tensor([len(x) for x in positions]).cumsum(0).tolist()], dtype=torch.int32)
     where = at.put(torch.cat(positions).int())
     bounds, cut = p.bounds, at.put(ends)
-    return list(
-        with_gradients(
-            lambda q, k, v: _attention(at, q, k, v, bounds, p.scale, where, cut),
-            at, p.q.cpu()[rows], p.k.cpu(), p.v.cpu(),
-        )
-    )  # fmt: skip
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _attention(at, q, k, v, bounds, p.scale, where, cut)
+
+    return list(with_gradients(function, at, p.q.cpu()[rows], p.k.cpu(), p.v.cpu()))
 
 
 def _paged_by_definition(at: Subject) -> list[Tensor]:
@@ -220,7 +217,7 @@ def _paged_by_definition(at: Subject) -> list[Tensor]:
     counts = [-(-length // page) for length in lengths]
     cache = torch.full((sum(counts) + 2, 2, page, 128), torch.nan, dtype=torch.bfloat16)
     tables = torch.full((len(lengths), max(counts) + 1), 10**6, dtype=torch.int32)
-    for b, pages in enumerate((1 + torch.randperm(sum(counts))).split(counts)):
+    for b, pages in enumerate((1 + torch.randperm(sum(counts), generator=generator(4))).split(counts)):
         tables[b, : counts[b]] = pages.int()
         for j in range(lengths[b]):
             cache[pages[j // page], :, j % page] = torch.cat([p.k[p.starts[b] + j], p.v[p.starts[b] + j]], -1)
@@ -235,7 +232,7 @@ def _written(at: Subject) -> list[Tensor]:
     """write_kv touches the slots it was given and nothing else; slots below 0 are skipped."""
     p = packed(DEFINITION, (ROWS,), 4, 2, 64)
     block = torch.arange(40 * 2 * 20 * 128, dtype=torch.int16).view(torch.bfloat16).view(40, 2, 20, 128)
-    slots = torch.randperm(40 * 16, generator=torch.Generator().manual_seed(4))[:ROWS]
+    slots = torch.randperm(40 * 16, generator=generator(4))[:ROWS]
     slots[::7] = -1
     whole = at.put(block)
     write_kv(at.put(inside(p.k, (0, 1, 4))), at.put(p.v), whole[:, :, 2:18], at.put(inside(slots)), backend=at.backend)

@@ -1,0 +1,185 @@
+"""One page about several runs, or about an ablation: verdicts first, then the same quantities over each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from samebits.ablate.arms import MODULES
+from samebits.ablate.check import AblationVerification, verify_ablation
+from samebits.ablate.table import HEAD, TITLES, cells, notes
+from samebits.evidence.speed import Speed, equal_length, speed
+from samebits.evidence.store import MANIFEST, REPORT, TIMELINE, write_whole
+from samebits.evidence.verdict import Verdict
+from samebits.evidence.verify import Verification, verify
+from samebits.report.charts import lines_chart, number
+from samebits.report.page import read_object
+from samebits.report.parts import card, document, legend, table
+from samebits.report.series import Series, collect
+from samebits.timeline.events import Event
+from samebits.timeline.ledger import read
+
+COLOURS = ("line", "p2", "p4", "bad", "p3", "unsure")
+KINDS = {Verdict.SAME: "same", Verdict.DIFFERENT: "different", Verdict.CANNOT_TELL: "unsure"}
+CHARTS = (
+    ("mismatch_count", "mismatch_count per step"),
+    ("max_abs_diff", "max_abs_diff per step"),
+    ("logp_abs_diff_p99", "99th percentile of abs dlogp"),
+    ("kl_k3", "KL between rollout and trainer (k3)"),
+    ("reward", "Reward"),
+    ("kl", "KL to the reference model"),
+    ("grad_norm", "Gradient norm"),
+    ("loss", "Loss"),
+    ("tokens_per_second", "Generated tokens per second"),
+    ("seconds", "Seconds per step"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One run of a comparison."""
+
+    name: str
+    found: Verification
+    events: tuple[Event, ...]
+    series: Series
+    settings: Mapping[str, Any]
+    warm: Speed
+
+
+def load(paths: Sequence[Path]) -> list[Compared]:
+    """The runs, each verified now. Raises ValueError for a path without a run, and for more than six."""
+    if len(paths) > len(COLOURS):
+        raise ValueError(f"{len(paths)} runs to compare, at most {len(COLOURS)} can be told apart on one page")
+    runs = []
+    for path in paths:
+        if not (path / TIMELINE).is_file():
+            raise ValueError(f"{path} holds no run: {TIMELINE} is missing")
+        events = read(path / TIMELINE).events
+        config = read_object(path / MANIFEST).get("config")
+        runs.append(
+            Compared(
+                name=path.resolve().name,
+                found=verify(path),
+                events=events,
+                series=collect(events),
+                settings=config if isinstance(config, dict) else {},
+                warm=speed(events),
+            )
+        )
+    return runs
+
+
+def write_comparison(paths: Sequence[Path], out: Path) -> Path:
+    """Writes one page about several runs. Raises as `load` does, and OSError."""
+    runs = load(paths)
+    parts = [
+        f"<h1>samebits · comparison of {len(runs)} runs</h1>",
+        *(_verdict(run.name, run.found.verdict, _sentence(run.found)) for run in runs),
+        f"<h2>Side by side</h2>{table(HEADS, [summary_row(run) for run in runs], range(3, len(HEADS)))}",
+        f"<p>{escape(speed_note(runs))}</p>",
+        _charts(runs),
+        _settings(runs),
+    ]
+    write_whole(out, document(f"comparison of {', '.join(run.name for run in runs)}", parts).encode())
+    return out
+
+
+HEADS = (
+    "run", "case", "verdict", "mismatch_count", "compared tokens", "mean abs dlogp", "max abs dlogp", "KL k3", "reward",
+    "accuracy", "tokens/s", "s/step",
+)  # fmt: skip
+
+
+def summary_row(run: Compared) -> list[str]:
+    """The run's totals as cells."""
+    totals = run.found.totals
+    drift = totals.get("drift") or {}
+    texts = [run.name, str(totals.get("case", "")), run.found.verdict.value]
+    keys = ("mismatch_count", "compared_tokens", "mean_abs_diff", "max_abs_diff")
+    values = [*(totals.get(key) for key in keys), drift.get("kl_k3"), totals.get("mean_reward")]
+    values += [totals.get("last_accuracy"), run.warm.tokens_per_second, run.warm.seconds_per_step]
+    return [escape(text) for text in texts] + ["-" if value is None else number(value) for value in values]
+
+
+def speed_note(runs: Sequence[Compared]) -> str:
+    """What the speeds leave out, and the view over steps of about equal length."""
+    text = f"Speeds leave out the first {max(run.warm.warm_up for run in runs)} step(s). "
+    equal = equal_length([run.events for run in runs])
+    if equal is None:
+        return text + "No step after these has about the same number of tokens in every run: no equal-length view."
+    rates = ", ".join(f"{run.name} {one.tokens_per_second:.0f}" for run, one in zip(runs, equal, strict=True))
+    return text + f"Over the {equal[0].steps} step(s) whose token counts agree within 10 %: {rates} tokens/s."
+
+
+def _verdict(name: str, verdict: Verdict, text: str) -> str:
+    return (
+        f'<section class="verdict {KINDS[verdict]}" style="margin-bottom:8px"><strong>{escape(verdict.value)}</strong>'
+        f"<p><b>{escape(name)}</b>: {escape(text)}</p></section>"
+    )
+
+
+def _sentence(found: Verification) -> str:
+    totals = found.totals
+    if found.problems:
+        return "; ".join(found.problems)
+    return f"{totals['mismatch_count']} of {totals['compared_tokens']} log-probabilities differ, case {totals['case']}"
+
+
+def _charts(runs: Sequence[Compared]) -> str:
+    below = legend([(run.name, COLOURS[at]) for at, run in enumerate(runs)])
+    cards = []
+    for name, title in CHARTS:
+        points = [run.series.points(name) for run in runs]
+        if all(points):
+            last = " / ".join(number(line[-1][1]) for line in points)
+            cards.append(card(title, lines_chart(points, zero=name != "loss"), f"last {last}", below))
+    accuracy = [list(run.series.accuracy) for run in runs]
+    if all(accuracy):
+        cards.append(card("Held-out accuracy", lines_chart(accuracy, zero=True), "", below))
+    return f'<h2>Steps</h2><div class="cards">{"".join(cards)}</div>' if cards else "<p>No step was recorded.</p>"
+
+
+def _settings(runs: Sequence[Compared]) -> str:
+    keys = dict.fromkeys(key for run in runs for key in run.settings if key != "run_dir")
+    differing = [key for key in keys if len({repr(run.settings.get(key)) for run in runs}) > 1]
+    rows = [[escape(key), *(f"<code>{escape(str(run.settings.get(key)))}</code>" for run in runs)] for key in differing]
+    if not rows:
+        return "<h2>Settings</h2><p>All the same.</p>"
+    return f"<h2>Settings that differ</h2>{table(('setting', *(escape(run.name) for run in runs)), rows)}"
+
+
+def write_ablation_report(folder: Path) -> Path:
+    """Writes report.html into an ablation's folder, from its arms as they verify now. Raises OSError."""
+    found = verify_ablation(folder)
+    words = {
+        Verdict.SAME: "Every arm proves its route, and fully strict arms have the same bits on both sides.",
+        Verdict.DIFFERENT: "A fully strict arm has different bits.",
+    }
+    text = "; ".join(found.problems) or words.get(found.verdict, "")
+    parts = [f"<h1>samebits · ablation {escape(folder.resolve().name)}</h1>"]
+    parts += [_verdict("ablation", found.verdict, text), *_views(found)]
+    write_whole(folder / REPORT, document(f"{found.verdict.value} · ablation", parts).encode())
+    return folder / REPORT
+
+
+def _views(found: AblationVerification) -> list[str]:
+    parts = []
+    for view, rows in found.table.get("views", {}).items():
+        body = [_cells(row) for row in rows]
+        parts.append(f"<h2>{escape(TITLES[view])}</h2>{table(HEAD, body, range(5, len(HEAD)))}")
+        parts += [f"<p>{escape(note)}</p>" for note in notes(rows)]
+    return parts
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    texts = [escape(text) for text in cells(row)]
+    for at in range(1, 1 + len(MODULES)):
+        kind = {"R/R": "R", "P/P": "P"}.get(texts[at], "")
+        texts[at] = f'<span class="route {kind}">{texts[at]}</span>'
+    kind = KINDS[Verdict(row["status"])]
+    texts[4] = f'<span class="{kind}"><strong>{texts[4]}</strong></span>'
+    return texts

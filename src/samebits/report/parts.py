@@ -1,0 +1,43 @@
+"""Pieces of a page: the document around everything, cards, tables, legends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from samebits.report.style import SCRIPT, STYLE
+
+
+def document(title: str, parts: Sequence[str]) -> str:
+    """A page that needs nothing else, around parts that are HTML already."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>"
+        f"<body><main>{''.join(parts)}</main><script>{SCRIPT}</script></body></html>\n"
+    )
+
+
+def legend(names: Sequence[tuple[str, str]]) -> str:
+    """Names with the colour that each has in the chart above."""
+    keys = (f'<span><i style="background: var(--{colour})"></i>{escape(name)}</span>' for name, colour in names)
+    return f'<div class="legend">{"".join(keys)}</div>'
+
+
+def card(title: str, chart: str, note: str, below: str = "") -> str:
+    return (
+        f'<figure class="card" style="margin:0"><header><h3>{escape(title)}</h3></header>'
+        f'<p class="read">{escape(note)}</p>{chart}{below}</figure>'
+    )
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = ()) -> str:
+    """A table of cells that are HTML already."""
+
+    def cell(tag: str, at: int, text: str) -> str:
+        kind = ' class="num"' if at in numeric else ' class="wrap"' if len(text) > 60 else ""
+        return f"<{tag}{kind}>{text}</{tag}>"
+
+    header = "".join(cell("th", at, escape(text)) for at, text in enumerate(head))
+    body = "".join("<tr>" + "".join(cell("td", at, text) for at, text in enumerate(row)) + "</tr>" for row in rows)
+    return f'<div class="scroll" tabindex="0"><table><tr>{header}</tr>{body}</table></div>'
