@@ -22,12 +22,12 @@ MAX_TP = 4
 
 
 def samples() -> list[TrainSample]:
-    """32 samples of 20 to 110 tokens; the trainer's own first scores become the rollout's log-probabilities."""
+    """16 samples of 20 to 60 tokens; the trainer's own first scores become the rollout's log-probabilities."""
     draw, made = random.Random(3), []
-    for index in range(32):
-        prompt, response = draw.randint(10, 30), draw.randint(10, 80)
+    for index in range(16):
+        prompt, response = draw.randint(10, 20), draw.randint(10, 40)
         ids = tuple(draw.randrange(4, 512) for _ in range(prompt + response))
-        made.append(TrainSample(SampleKey(0, index // 8, index % 8), ids, prompt, draw.uniform(-1, 1), (0,) * response))
+        made.append(TrainSample(SampleKey(0, index // 4, index % 4), ids, prompt, draw.uniform(-1, 1), (0,) * response))
     return made
 
 

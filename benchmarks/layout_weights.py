@@ -25,7 +25,7 @@ PAGE = ROOT / "docs/megatron.md"
 BEGIN, END = "<!-- layouts: begin -->", "<!-- layouts: end -->"
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one rank": {},
-    "small micro-batches": {"max_tokens_per_gpu": 300},
+    "small micro-batches": {"max_tokens_per_gpu": 100},
     "tp 2": {"tp": 2},
     "tp 4, sequence parallel": {"tp": 4, "sequence_parallel": True},
     "cp 2": {"cp": 2},
@@ -38,7 +38,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def run(layout: dict[str, Any], steps: int) -> dict[str, Any]:
-    settings = {"max_tokens_per_gpu": 1024, **layout}
+    settings = {"max_tokens_per_gpu": 400, **layout}
     world = math.prod(layout.get(name, 1) for name in ("tp", "cp", "pp", "dp"))
     with TemporaryDirectory() as folder:
         arguments = json.dumps(settings), str(steps), folder
