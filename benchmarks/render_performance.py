@@ -107,7 +107,89 @@ def logprob(data: Data) -> str:
     ))  # fmt: skip
 
 
-SECTIONS: dict[str, Callable[[Data], str]] = {"gpu_linear": linear, "gpu_logprob": logprob}
+# what was wanted of each part: (words, operation, peer, goal)
+ATTENTION_GOALS = (
+    ("decode", "decode", "FlashAttention 3", 0.97),
+    ("training forward", "training forward", "FlashAttention 3", 0.90),
+    ("prefill from pages", "prefill from pages", "FlashAttention 3", 0.90),
+    ("backward", "backward", "torch's flash", 0.85),
+)
+
+
+def attention(data: Data) -> str:
+    """Attention beside FlashAttention 3 and torch."""
+    records = data["records"]
+    met = []
+    for words, what, peer, goal in ATTENTION_GOALS:
+        ratios = [r["ratio"] for r in records if r["what"] == what and r["peer"] == peer]
+        if ratios:
+            mean = geometric_mean(ratios)
+            cells = (f"{mean:.2f}", f"{min(ratios):.2f}", f"{goal:.2f}", "yes" if mean >= goal else "**no**")
+            met.append([words, peer, *cells])
+    decode = [r for r in records if r["what"] == "decode"]
+    contexts = sorted({r["context"] for r in decode})
+    grid = [
+        [str(batch), *(_decode_cell(decode, batch, context) for context in contexts)]
+        for batch in sorted({r["batch"] for r in decode})
+    ]
+    whole = [
+        [
+            r["what"], str(r["tokens"]), r["peer"], f"{r['samebits_s'] * 1e3:.3f}", f"{r['peer_s'] * 1e3:.3f}",
+            f"{r['ratio']:.2f}", f"{r['tflops']:.0f}", f"{r['peer_tflops']:.0f}",
+        ]
+        for r in records
+        if r["what"] != "decode"
+    ]  # fmt: skip
+    head = ["what", "tokens", "peer", "ours, ms", "peer, ms", "ratio", "TFLOP/s", "peer TFLOP/s"]
+    return "\n\n".join((
+        "## Attention",
+        "32 query heads, 8 heads of keys, head size 128, bf16, pages of 16 tokens in shuffled order, in captured "
+        "graphs (the backward pass and its peers eagerly). Operations are counted as 2 T^2 x 32 x 128 forward (causal) "
+        "and 2.5 times that backward; our backward computes the scores twice, which is not counted. "
+        "FlashAttention 3 is that of the vLLM 0.25.1 wheel with its own heuristics.",
+        origin(data),
+        table(["what", "peer", "geometric mean", "lowest", "wanted", "reached"], met),
+        "Decode: peer's time over ours (our time in microseconds), batch by context:",
+        table(["batch", *map(str, contexts)], grid),
+        table(head, whole),
+    ))  # fmt: skip
+
+
+def _decode_cell(records: list[Data], batch: int, context: int) -> str:
+    found = [r for r in records if (r["batch"], r["context"]) == (batch, context)]
+    return f"{found[0]['ratio']:.2f} ({found[0]['samebits_s'] * 1e6:.0f})" if found else ""
+
+
+def elementwise(data: Data) -> str:
+    """RMSNorm, rotary, SwiGLU beside vLLM's kernels and torch's."""
+    records = data["records"]
+    rows = []
+    for what, shape in dict.fromkeys((r["what"], r["shape"]) for r in records):
+        here = {r["peer"]: r for r in records if (r["what"], r["shape"]) == (what, shape)}
+        ours = next(iter(here.values()))["samebits_s"]
+        ratios = (f"{here[peer]['ratio']:.2f}" if peer in here else "" for peer in ("vLLM", "torch"))
+        rows.append([what, shape, f"{ours * 1e6:.1f}", *ratios])
+    means = [
+        f"{what} {geometric_mean([r['ratio'] for r in records if r['what'] == what and r['peer'] == 'vLLM']):.2f}"
+        for what in dict.fromkeys(r["what"] for r in records if r["peer"] == "vLLM")
+    ]
+    return "\n\n".join((
+        "## RMSNorm, rotary, SwiGLU",
+        "Sizes of Qwen3-8B, bf16, in captured graphs, inputs rotating through more memory than the L2 cache holds. "
+        "torch is its own fused norm and plain operations for the rest, not compiled; vLLM's kernels "
+        "are those of its 0.25.1 wheel.",
+        origin(data),
+        f"Geometric mean against vLLM's kernels (wanted: 1.0): {', '.join(means)}." if means else "",
+        table(["what", "shape", "ours, us", "against vLLM", "against torch"], rows),
+    ))  # fmt: skip
+
+
+SECTIONS: dict[str, Callable[[Data], str]] = {
+    "gpu_linear": linear,
+    "gpu_logprob": logprob,
+    "gpu_attention": attention,
+    "gpu_elementwise": elementwise,
+}
 
 
 def page() -> str:

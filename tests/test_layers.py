@@ -44,7 +44,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": {"ops", "_cpu"},
     "cli": {
         "contract", "timeline", "bits", "evidence", "env", "ops", "rl", "report", "bench",
-        "into_vllm", "into_megatron", "linear_logp", "ablate", "locate", "matrix", "presets", "_cpu",
+        "into_vllm", "into_megatron", "linear_logp", "ablate", "locate", "matrix", "presets", "testing",
+        "backends", "patching", "_cpu",
     },
 }  # fmt: skip
 
@@ -123,7 +124,8 @@ def test_only_one_file_reads_the_environment() -> None:
 WITHOUT_CPU_KERNELS = """
 import importlib, sys
 sys.modules["samebits._cpu"] = None
-for name in ("collectives", "linear_logp.provider", "into_vllm.worker", "into_vllm.gpu_attention", "into_vllm.sampling"):
+vllm = ("into_vllm.worker", "into_vllm.gpu_attention", "into_vllm.sampling")
+for name in ("collectives", "linear_logp.provider", *vllm):
     importlib.import_module(f"samebits.{name}")
 """
 

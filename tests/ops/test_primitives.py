@@ -64,6 +64,13 @@ def test_promises_hold_over_a_part_of_all_inputs(promise) -> None:
     assert broken(promise, 61) == []
 
 
+def test_the_logarithm_of_one_term_is_accurate_and_monotone_over_a_part_of_all_inputs() -> None:
+    digest, error, _, decreases, _ = _cpu.sweep(6, 0, 61)
+    assert error < 0.5001
+    assert decreases == 0
+    assert digest == 0x6C55817D35D2B5B9
+
+
 def test_a_broken_promise_is_noticed() -> None:
     promise = PROMISES[0]
     digest, decreases = promise.digests[61]

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from samebits.bits import digest
 from samebits.contract import RunContract, digest_of, run_contract
 from samebits.evidence.record import Recorder
-from samebits.evidence.store import MANIFEST_SCHEMA, RunDirectory
+from samebits.evidence.store import MANIFEST_SCHEMA, WATCHED, RunDirectory
 from samebits.evidence.verdict import Verdict
 from samebits.evidence.verify import verify
 from samebits.rl.config import RunConfig
@@ -168,6 +168,8 @@ class Bench:
         run_loop(job, self.record)
         contract = {"digest": CONTRACT.digest(), "content": CONTRACT.as_data()}
         manifest = {"schema": MANIFEST_SCHEMA, "config": config.model_dump(), "contract": contract}
+        seen: dict[str, Any] = {name: {} for name in WATCHED}
+        manifest |= {**seen, "after": seen}
         self.record.seal(config.num_rollout, [*self.trainer.proof(), *self.engine.proof()], manifest)
 
 

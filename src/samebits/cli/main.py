@@ -224,11 +224,17 @@ def report(
 
 
 @app.command()
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
-    """What is installed here and what it promises. Exit code 2 when a part is missing."""
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    seconds: Annotated[float, typer.Option(help="For the self-check of bits; 0: none.")] = 10.0,
+) -> None:
+    """What is installed here, what it promises, and whether its bits are right: for a bug report.
+
+    Exit code 2 when a part is missing, an engine is not served, or the self-check finds a wrong bit.
+    """
     from samebits.cli.doctor import doctor_command
 
-    raise typer.Exit(doctor_command(as_json))
+    raise typer.Exit(doctor_command(as_json, seconds))
 
 
 @contract_app.command("show")

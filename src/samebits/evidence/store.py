@@ -1,6 +1,7 @@
 """The run directory: what lies where, how files get in, and the seal that closes it. Standard library only.
 
-manifest.json   schema, config, contract, packages, inputs; when sealed, every file with its sha256
+manifest.json   schema, config, contract, packages, platform, source, inputs; when sealed, what these were at the end,
+                and every file with its sha256
 timeline.jsonl  one event a line, append-only
 steps/          one safetensors sidecar per step
 routes/         one JSON record per process: which code served which module
@@ -21,7 +22,9 @@ from typing import Any
 MANIFEST, TIMELINE, SUMMARY, SEAL = "manifest.json", "timeline.jsonl", "summary.json", "seal.json"
 REPORT, LOGS, ROUTES, STEPS, LOCATE = "report.html", "logs", "routes", "steps", "locate"
 TRACKING = "tracking"
-MANIFEST_SCHEMA, SEAL_SCHEMA = "samebits.manifest/1", "samebits.seal/1"
+MANIFEST_SCHEMA, SEAL_SCHEMA = "samebits.manifest/2", "samebits.seal/1"
+# Sections of the manifest that are recorded before the run and again under "after".
+WATCHED = ("inputs", "packages", "platform", "source")
 _OUTSIDE = (REPORT, LOGS, LOCATE, TRACKING)
 
 
@@ -67,8 +70,10 @@ class RunDirectory:
 def write_whole(target: Path, content: bytes) -> None:
     """Writes one file whole or not at all. Raises OSError."""
     partial = target.with_name(target.name + ".partial")
+    # Both names may be links that somebody else laid out: neither is followed.
+    partial.unlink(missing_ok=True)
     try:
-        with partial.open("wb") as file:
+        with partial.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -28,6 +28,7 @@ from samebits.evidence.store import (
     SEAL_SCHEMA,
     SUMMARY,
     TIMELINE,
+    WATCHED,
     sealed_files,
     sha256_file,
 )
@@ -38,7 +39,9 @@ from samebits.timeline.events import Compared, Event, Measured, RunStarted, Samp
 from samebits.timeline.ledger import read
 from samebits.timeline.rules import check
 
-MAX_JSON = 64 << 20
+# More than any honest record needs, and little enough to be read.
+MAX_JSON = 16 << 20
+MAX_FILE = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +67,7 @@ def verify(run: Path) -> Verification:
     try:
         if not run.is_dir():
             raise _Fault(f"{run} is not a directory")
-        if not (run / TIMELINE).is_file():
-            raise _Fault(f"{run} holds no run: {TIMELINE} is missing")
+        check_timeline(run)
         timeline = read(run / TIMELINE)
         events = timeline.events
         manifest = _sealed_manifest(run)
@@ -74,6 +76,7 @@ def verify(run: Path) -> Verification:
         if problems:
             raise _Fault(f"{TIMELINE} {problems[0]}")
         _check_declared(manifest, events)
+        _check_unchanged(manifest)
         clip, limits = _clip_ratio(manifest), Limits.of(manifest["config"])
         for step in _steps(run, events):
             _check_step(step.samples, step.compared, step.lines)
@@ -91,6 +94,17 @@ def verify(run: Path) -> Verification:
         totals = summarise(events) if events else {}
         return Verification(verdict=Verdict.CANNOT_TELL, problems=(str(fault),), totals=totals)
     return _conclude(wanted, limits.describe())
+
+
+def check_timeline(run: Path) -> None:
+    """Raises ValueError when a directory holds no timeline, or one that should not be read: a link, or too large."""
+    path = run / TIMELINE
+    if not path.is_file():
+        raise _Fault(f"{run} holds no run: {TIMELINE} is missing")
+    if path.is_symlink():
+        raise _Fault(f"{TIMELINE} is a symbolic link")
+    if path.stat().st_size > MAX_FILE:
+        raise _Fault(f"{TIMELINE} is larger than {MAX_FILE} bytes")
 
 
 def _conclude(totals: Mapping[str, Any], sampling: str) -> Verification:
@@ -144,6 +158,8 @@ def _check_files(run: Path, manifest: Mapping[str, Any]) -> None:
             raise _Fault(f"{name} is a symbolic link")
         if not path.is_file():
             raise _Fault(f"{name} is missing")
+        if size > MAX_FILE:
+            raise _Fault(f"{name} is larger than {MAX_FILE} bytes")
         if path.stat().st_size != size or sha256_file(path) != digest:
             raise _Fault(f"{name} was changed after it was sealed")
     strangers = sorted(set(sealed_files(run)) - listed)
@@ -186,6 +202,16 @@ def _check_declared(manifest: Mapping[str, Any], events: tuple[Event, ...]) -> N
     ):
         if config.get(key) != value:
             raise _Fault(f"{MANIFEST}: config.{key} is {config.get(key)!r}, the timeline says {value}")
+
+
+def _check_unchanged(manifest: Mapping[str, Any]) -> None:
+    """What the run read and ran on was the same at its end as at its start."""
+    after = manifest.get("after")
+    if not isinstance(after, dict):
+        raise _Fault(f"{MANIFEST}: after is missing: nothing shows that the inputs did not change during the run")
+    for name in WATCHED:
+        if name not in manifest or manifest[name] != after.get(name):
+            raise _Fault(f"{MANIFEST}: {name} changed during the run, or was not recorded at both ends")
 
 
 def _started(events: tuple[Event, ...]) -> RunStarted:

@@ -29,7 +29,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     VocabParallelEmbedding,
 )
 
-from samebits.collectives import fold_neighbours
+from samebits.collectives import attach, fold_neighbours, gather_states, tree_all_reduce
 from samebits.into_vllm.places import NotCovered
 from samebits.ops.embedding import embedding
 from samebits.ops.linear import linear, linear_partial, matmul_f32
@@ -162,7 +162,7 @@ class RoutedRows(Routed, RowParallelLinear):
         if self.tp_size == 1:
             return linear(input_, self.matrix, self.offset, segments=self.segments), None
         partial = linear_partial(input_, self.matrix, segments=self.segments)
-        total = fold_neighbours(gather_ranks(partial))
+        total = sum_ranks(partial)
         if self.offset is not None:
             total = total + self.offset.float()
         return total.to(input_.dtype), None
@@ -278,8 +278,25 @@ class RoutedLogits(Routed, LogitsProcessor):
         return torch.cat(gather_ranks(logits), dim=-1)[..., : self.org_vocab_size].contiguous()
 
 
+def share_memory_among_workers() -> None:
+    """On a CPU, let the tensor-parallel workers exchange what they must in memory of this host.
+
+    vLLM's own collectives spin until everybody came, which takes the cores from workers that outnumber them.
+    """
+    attach(get_tp_group().cpu_group, "shared_memory")
+
+
+def sum_ranks(partial: Tensor) -> Tensor:
+    """The tree sum over tensor-parallel ranks of fp32 partial sums."""
+    if partial.device.type == "cpu":
+        return tree_all_reduce(partial, get_tp_group().cpu_group)
+    return fold_neighbours(gather_ranks(partial))
+
+
 def gather_ranks(own: Tensor) -> list[Tensor]:
-    """Every tensor-parallel rank's tensor, in rank order, through vLLM's shared-memory all-gather."""
+    """Every tensor-parallel rank's tensor, in rank order, through vLLM's all-gather, or in shared memory on a CPU."""
+    if own.device.type == "cpu":
+        return list(gather_states(own, get_tp_group().cpu_group).unbind(0))
     return list(get_tp_group().all_gather(own.contiguous(), dim=0).chunk(get_tp_group().world_size))
 
 

@@ -10,7 +10,7 @@ from vllm.config import ModelConfig, VllmConfig
 from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader import DefaultModelLoader
 
-from samebits.into_vllm.layers import Routed
+from samebits.into_vllm.layers import Routed, share_memory_among_workers
 from samebits.into_vllm.lifeline import end_with_parent
 from samebits.into_vllm.plan import RoutePlan
 from samebits.into_vllm.routing import RoutedModule, check_config, route_model
@@ -45,6 +45,8 @@ def loader_for(plan: RoutePlan) -> type[DefaultModelLoader]:
                 end_with_parent()
             if not plan.case.all_native:
                 check_config(vllm_config)
+            if vllm_config.parallel_config.tensor_parallel_size > 1 and plan.device == "cpu":
+                share_memory_among_workers()
             model: Any = super().load_model(vllm_config, model_config, prefix)
             for one in model.samebits.modules:
                 if isinstance(one.module, Routed):

@@ -167,6 +167,8 @@ class KeyedSampler(Sampler):
         """
         self.calls[0] += 1
         rows, device = logits.shape[0], logits.device
+        if not sampling_metadata.logitsprocs.argmax_invariant:
+            return self._warm_up(logits)
         keys = _keys_of(sampling_metadata)
         columns, top = keys.columns(rows), sampling_metadata.max_num_logprobs or 0
         wanted = sampling_metadata.temperature
@@ -184,6 +186,14 @@ class KeyedSampler(Sampler):
             return SamplerOutput(ids, _with_likeliest(logits, temperature, kept or Kept.all(rows), drawn, top, device))
         ranks = torch.full((rows,), _NO_RANK, dtype=torch.int64, device=device)
         return SamplerOutput(ids, LogprobsTensors(ids, scores.to(device).unsqueeze(-1), ranks))
+
+    def _warm_up(self, logits: Tensor) -> SamplerOutput:
+        """The GPU runner tries the sampler before it serves, on a batch of no requests: a draw without keys."""
+        rows = logits.shape[0]
+        none = torch.zeros(rows, dtype=torch.int64, device=logits.device)
+        drawn, scores = sample_and_logprob(logits, 1.0, none, none)
+        ids = drawn.to(torch.int32).unsqueeze(-1)
+        return SamplerOutput(ids, LogprobsTensors(ids, scores.unsqueeze(-1), none))
 
     def _draw(
         self, logits: Tensor, temperature: Tensor, keys: SampleKeys, rows: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,9 @@ def overall(pairs: list[dict[str, Any]], same_weights: bool) -> Verdict:
 def code_digest() -> str:
     """The name of the installed code: results of other code are not taken over."""
     root = Path(samebits.__file__).parent
-    total = hashlib.sha256()
-    for path in sorted(p for suffix in ("*.py", "*.so") for p in root.rglob(suffix)):
-        total.update(f"{path.relative_to(root)}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return total.hexdigest()
+    files = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
+    # Of an editable installation, the compiled kernels lie elsewhere.
+    kernels = find_spec("samebits._cpu")
+    if kernels is not None and kernels.origin is not None:
+        files["_cpu"] = Path(kernels.origin)
+    return digest_of({name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()})

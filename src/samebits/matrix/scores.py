@@ -70,8 +70,9 @@ def merge_ranks(ranks: Sequence[Mapping[SampleKey, Sequence[int]]], samples: Seq
             if merged.setdefault(str(key), bits) != bits:
                 raise ValueError(f"trainer rank {rank} computed other log-probabilities for sample {key}")
     for sample in samples:
-        if len(merged.get(str(sample.key), ())) != sample.response_length:
-            raise ValueError(f"sample {sample.key}: the trainer scored {len(merged.get(str(sample.key), ()))} tokens")
+        found, wanted = len(merged.get(str(sample.key), ())), sample.response_length
+        if found != wanted:
+            raise ValueError(f"sample {sample.key}: the trainer scored {found} of {wanted} tokens")
     return merged
 
 

@@ -14,7 +14,7 @@ from samebits.ablate.table import HEAD, TITLES, cells, notes
 from samebits.evidence.speed import Speed, equal_length, speed
 from samebits.evidence.store import MANIFEST, REPORT, TIMELINE, write_whole
 from samebits.evidence.verdict import Verdict
-from samebits.evidence.verify import Verification, verify
+from samebits.evidence.verify import Verification, check_timeline, verify
 from samebits.report.charts import lines_chart, number
 from samebits.report.page import read_object
 from samebits.report.parts import card, document, legend, table
@@ -56,8 +56,7 @@ def load(paths: Sequence[Path]) -> list[Compared]:
         raise ValueError(f"{len(paths)} runs to compare, at most {len(COLOURS)} can be told apart on one page")
     runs = []
     for path in paths:
-        if not (path / TIMELINE).is_file():
-            raise ValueError(f"{path} holds no run: {TIMELINE} is missing")
+        check_timeline(path)
         events = read(path / TIMELINE).events
         config = read_object(path / MANIFEST).get("config")
         runs.append(

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from samebits.evidence.speed import Speed, speed
-from samebits.evidence.store import LOCATE, MANIFEST, REPORT, ROUTES, TIMELINE
+from samebits.evidence.store import LOCATE, MANIFEST, REPORT, ROUTES, TIMELINE, write_whole
 from samebits.evidence.verdict import Verdict
-from samebits.evidence.verify import Verification, verify
+from samebits.evidence.verify import Verification, check_timeline, verify
 from samebits.report.charts import bar_chart, line_chart, lines_chart, number, stacked_chart
 from samebits.report.located import located_section
 from samebits.report.parts import card, document, legend, table
@@ -30,8 +30,7 @@ def write_report(run: Path, found: Verification | None = None) -> Path:
     The verdict on the page is that of `verify`, made now unless `found` is given. Raises ValueError when
     the directory holds no run, OSError when the page cannot be written.
     """
-    if not (run / TIMELINE).is_file():
-        raise ValueError(f"{run} holds no run: {TIMELINE} is missing")
+    check_timeline(run)
     found = found or verify(run)
     events = read(run / TIMELINE).events
     manifest = read_object(run / MANIFEST)
@@ -42,7 +41,7 @@ def write_report(run: Path, found: Verification | None = None) -> Path:
     worst = [] if found.problems else worst_tokens(run, found.totals["steps"], manifest)
     name = run.resolve().name
     text = render(name, found, collect(events), manifest, routes, located, worst, speed(events))
-    page.write_text(text, encoding="utf-8")
+    write_whole(page, text.encode())
     return page
 
 

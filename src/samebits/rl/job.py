@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -12,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import samebits
 from samebits.contract import RunContract
 from samebits.evidence.record import Recorder, Watcher
-from samebits.evidence.store import LOGS, MANIFEST, MANIFEST_SCHEMA, RunDirectory
+from samebits.evidence.store import LOGS, MANIFEST, MANIFEST_SCHEMA, SEAL, RunDirectory, sha256_file
 from samebits.rl.chat import ChatTokenizer
 from samebits.rl.config import RunConfig
 from samebits.rl.inputs import Inputs, resolve_inputs, stop_ids
@@ -89,7 +91,8 @@ def run_job(config: RunConfig, parts: Parts, watch: Watcher = lambda event: None
         routes = [*trainer.proof(), *rollout.proof()]
         rollout.group.close()
         trainer.group.close()
-        return record.seal(config.num_rollout, routes, manifest)
+        after = watched(resolve_inputs(config))
+        return record.seal(config.num_rollout, routes, {**manifest, "after": after})
 
 
 def _held_out(config: RunConfig, inputs: Inputs, tokenizer: ChatTokenizer) -> PromptSet | None:
@@ -127,15 +130,44 @@ def describe(config: RunConfig, inputs: Inputs, contract: RunContract) -> dict[s
         "schema": MANIFEST_SCHEMA,
         "config": config.model_dump(),
         "contract": {"digest": contract.digest(), "content": contract.as_data()},
+        "replayed": sha256_file(Path(config.replay_tokens) / SEAL) if config.replay_tokens else None,
+        **watched(inputs),
+    }
+
+
+def watched(inputs: Inputs) -> dict[str, Any]:
+    """What must be the same at the end of a run as at its start: files read, code run, machine run on."""
+    return {
         "packages": package_versions(),
         "platform": {
             "python": platform.python_version(),
             "machine": platform.machine(),
+            "processor": _processor(),
             "system": platform.system(),
             "cpus": len(os.sched_getaffinity(0)),
         },
+        "source": _source(),
         "inputs": inputs.fingerprints(),
     }
+
+
+def _source() -> dict[str, Any]:
+    """The Python files of this package: how many, and one sha256 over their names and contents."""
+    root = Path(samebits.__file__).parent
+    digest = hashlib.sha256()
+    files = sorted(root.rglob("*.py"))
+    for file in files:
+        digest.update(f"{file.relative_to(root).as_posix()}\0{sha256_file(file)}\n".encode())
+    return {"files": len(files), "sha256": digest.hexdigest()}
+
+
+def _processor() -> str:
+    """The processor's name as the system states it, or an empty text."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def package_versions() -> Mapping[str, str]:

@@ -19,6 +19,12 @@ MODULES = ("attention", "ffn", "logp")
 CONTRACT = run_contract((), segments=1)
 PROMPTS, SAMPLES = 2, 3
 CLIP = 0.2
+_WATCHED: dict[str, Any] = {
+    "packages": {"samebits": "0"},
+    "platform": {"cpus": 2},
+    "source": {"files": 1, "sha256": "0"},
+    "inputs": {},
+}
 
 
 def write_run(
@@ -163,7 +169,6 @@ def _manifest(case: str, steps: int, top_k: int) -> dict[str, Any]:
             "top_k": top_k,
         },
         "contract": {"digest": CONTRACT.digest(), "content": CONTRACT.as_data()},
-        "packages": {"samebits": "0"},
-        "platform": {"cpus": 2},
-        "inputs": {},
+        **_WATCHED,
+        "after": _WATCHED,
     }

@@ -122,15 +122,21 @@ def merge_chunks(
     m = tl.full((ROWS,), float("-inf"), tl.float32)
     lsum = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, WIDTH), tl.float32)
-    for chunk in tl.range(0, tl.max(own, 0), loop_unroll_factor=AHEAD):
-        there = ok & (chunk < own)
-        source = chunk * all_rows + at
-        m_c = tl.load(m_in + source, mask=there, other=0.0)
-        l_c = tl.load(l_in + source, mask=there, other=0.0)
-        acc_c = tl.load(acc_in + source[:, None] * D + d[None, :], mask=there[:, None] & (d < D)[None, :], other=0.0)
-        new_m, new_l, new = merged(m, lsum, acc, m_c, l_c, acc_c)
-        m = tl.where(there, new_m, m)
-        lsum = tl.where(there, new_l, lsum)
-        acc = tl.where(there[:, None], new, acc)
+    for first_chunk in tl.range(0, tl.max(own, 0), AHEAD):
+        states = ()
+        for step in tl.static_range(AHEAD):  # all loads come first: the merges would wait for each of them
+            there = ok & (first_chunk + step < own)
+            source = (first_chunk + step) * all_rows + at
+            m_c = tl.load(m_in + source, mask=there, other=0.0)
+            l_c = tl.load(l_in + source, mask=there, other=0.0)
+            inside = there[:, None] & (d < D)[None, :]
+            acc_c = tl.load(acc_in + source[:, None] * D + d[None, :], mask=inside, other=0.0)
+            states = states + ((m_c, l_c, acc_c),)
+        for step in tl.static_range(AHEAD):
+            there = ok & (first_chunk + step < own)
+            new_m, new_l, new = merged(m, lsum, acc, states[step][0], states[step][1], states[step][2])
+            m = tl.where(there, new_m, m)
+            lsum = tl.where(there, new_l, lsum)
+            acc = tl.where(there[:, None], new, acc)
     rounded = round_bf16_of(acc * tl.div_rn(1.0, lsum)[:, None])
     tl.store(out + at[:, None] * D + d[None, :], rounded, mask=ok[:, None] & (d < D)[None, :])

@@ -38,14 +38,19 @@ def norm_forward(
     lane = tl.arange(0, _LANES)[None, :]
     ok = row < rows
     acc = tl.zeros((ROWS, _LANES), tl.float32)
+    # all loads come first: a store between them would make each wait for the one before
     kept = ()
+    others = ()
     for start in tl.static_range(0, W, _LANES):
-        value = _block(x + row * x_row, start, lane, ok, W)
+        kept = kept + (_block(x + row * x_row, start, lane, ok, W),)
         if ADD:
-            other = _block(residual + row * residual_row, start, lane, ok, W)
-            value = round_bf16_of(value.to(tl.float32) + other.to(tl.float32))
-            tl.store(total + row * W + start + lane, value, mask=ok & (start + lane < W))
-        kept = kept + (value,)
+            others = others + (_block(residual + row * residual_row, start, lane, ok, W),)
+    sums = ()
+    for block in tl.static_range(0, (W + _LANES - 1) // _LANES):
+        value = kept[block]
+        if ADD:
+            value = round_bf16_of(value.to(tl.float32) + others[block].to(tl.float32))
+        sums = sums + (value,)
         wide = value.to(tl.float32)
         acc = tl.fma(wide, wide, acc)
     mean = tl.div_rn(fold_halves_of(acc, ROWS, _LANES), W * 1.0)
@@ -56,8 +61,10 @@ def norm_forward(
     for block in tl.static_range(0, (W + _LANES - 1) // _LANES):
         at = block * _LANES + lane
         w = tl.load(weight + at, mask=at < W, other=0.0).to(tl.float32)
-        out = round_bf16_of((kept[block].to(tl.float32) * factor[:, None]) * w)
+        out = round_bf16_of((sums[block].to(tl.float32) * factor[:, None]) * w)
         tl.store(y + row * W + at, out, mask=ok & (at < W))
+        if ADD:
+            tl.store(total + row * W + at, sums[block], mask=ok & (at < W))
 
 
 @triton.jit
@@ -73,6 +80,7 @@ def norm_backward(
     acc = tl.zeros((ROWS, _LANES), tl.float32)
     values = ()
     upstream = ()
+    extra = ()
     for start in tl.static_range(0, W, _LANES):
         value = _block(x + row * x_row, start, lane, ok, W)
         d = _block(dy + row * dy_row, start, lane, ok, W)
@@ -80,6 +88,8 @@ def norm_backward(
         acc = tl.fma(d.to(tl.float32) * w, value.to(tl.float32), acc)
         values = values + (value,)
         upstream = upstream + (d,)
+        if ADD:
+            extra = extra + (_block(dsum + row * dsum_row, start, lane, ok, W),)
     factor = tl.load(scale + tl.reshape(row, (ROWS,)), mask=tl.reshape(ok, (ROWS,)), other=0.0)
     k = tl.div_rn((fold_halves_of(acc, ROWS, _LANES) * factor) * factor, W * 1.0)
     for block in tl.static_range(0, (W + _LANES - 1) // _LANES):
@@ -88,7 +98,7 @@ def norm_backward(
         scaled = upstream[block].to(tl.float32) * w
         out = (scaled - values[block].to(tl.float32) * k[:, None]) * factor[:, None]
         if ADD:
-            out = out + tl.load(dsum + row * dsum_row + at, mask=ok & (at < W), other=0.0).to(tl.float32)
+            out = out + extra[block].to(tl.float32)
         tl.store(dx + row * W + at, round_bf16_of(out), mask=ok & (at < W))
 
 
@@ -103,12 +113,20 @@ def norm_weight_gradient(
     acc = tl.load(dw + at, mask=ok, other=0.0)
     dy += at
     x += at
-    for row in tl.range(0, rows, loop_unroll_factor=UNROLL):
-        d = tl.load(dy, mask=ok, other=0.0).to(tl.float32)
-        value = tl.load(x, mask=ok, other=0.0).to(tl.float32)
-        acc = tl.fma(d, value * tl.load(scale + row), acc)
-        dy += dy_row
-        x += x_row
+    for start in tl.range(0, rows, UNROLL):
+        upstream = ()
+        values = ()
+        for step in tl.static_range(UNROLL):  # all loads before the chain, which would wait for each of them
+            there = ok & (start + step < rows)
+            factor = tl.load(scale + step, mask=start + step < rows, other=0.0)
+            upstream = upstream + (tl.load(dy + step * dy_row, mask=there, other=0.0),)
+            values = values + (tl.load(x + step * x_row, mask=there, other=0.0).to(tl.float32) * factor,)
+        for step in tl.static_range(UNROLL):
+            longer = tl.fma(upstream[step].to(tl.float32), values[step], acc)
+            acc = tl.where(start + step < rows, longer, acc)
+        dy += UNROLL * dy_row
+        x += UNROLL * x_row
+        scale += UNROLL
     tl.store(dw + at, acc, mask=ok)
 
 
@@ -145,7 +163,7 @@ def backward(
         )  # fmt: skip
         norm_weight_gradient[(triton.cdiv(width, 32),)](
             dy, x, scale, dw, slot("rms_norm.weight_gradient", x.device), rows, dy.stride(0), x.stride(0), width,
-            COLUMNS=32, UNROLL=32, num_warps=1, enable_fp_fusion=False,
+            COLUMNS=32, UNROLL=16, num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
     return dx
 
@@ -168,5 +186,5 @@ KERNELS = (
         "forward-heads", norm_forward, {"W": 128, "ADD": False, "residual": None, "ROWS": 16}, launch.forward(128).warps
     ),
     _entry("backward", norm_backward, {"W": 2048, "ADD": True, "ROWS": 1}, launch.backward(2048).warps),
-    _entry("weight_gradient", norm_weight_gradient, {"COLUMNS": 32, "UNROLL": 32}, 1),
+    _entry("weight_gradient", norm_weight_gradient, {"COLUMNS": 32, "UNROLL": 16}, 1),
 )
