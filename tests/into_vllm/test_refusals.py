@@ -11,8 +11,9 @@ import pytest
 from hosted_engines import Engine, engine_config, hosted
 from models import QWEN3, make_model, make_requests
 
-from samebits.into_vllm.config import EngineConfig, RolloutCase
+from samebits.into_vllm.config import EngineConfig, RolloutCase, Route
 from samebits.into_vllm.engine import EngineRefused
+from samebits.into_vllm.patches import SAMPLER
 from samebits.into_vllm.places import NotCovered, places_of
 from samebits.into_vllm.plan import RoutePlan
 from samebits.into_vllm.proof import ProofMissing, check_proofs
@@ -131,8 +132,8 @@ def test_unknown_modules_have_no_place() -> None:
         places_of(["model.layers.0.mlp.experts"])
 
 
-def plan_and_record() -> tuple[RoutePlan, dict[str, Any]]:
-    config = EngineConfig(model="m", contract={"segments": 1}, case=RolloutCase("R", "P", "P"))
+def plan_and_record(logp: Route = "P") -> tuple[RoutePlan, dict[str, Any]]:
+    config = EngineConfig(model="m", contract={"segments": 1}, case=RolloutCase("R", "P", logp))
     plan = RoutePlan.for_engine(config, threads=1)
     record = {
         "rank": 0,
@@ -142,7 +143,8 @@ def plan_and_record() -> tuple[RoutePlan, dict[str, Any]]:
         "contract_content": dict(plan.contract),
         "kernels": "k",
         "versions": {},
-        "patches": [],
+        "patches": [{"symbol": SAMPLER.symbol.path, "in_place": True}],
+        "keyed": True,
         "modules": {
             "a": {"group": "attention", "route": "R", "implementation": "samebits.x"},
             "f": {"group": "ffn", "route": "P", "implementation": "vllm.x"},
@@ -166,6 +168,14 @@ def test_proofs_are_checked() -> None:
     ):
         with pytest.raises(ProofMissing, match=words):
             check_proofs(records, plan, tp=1)
+    drawing, record = plan_and_record(logp="R")
+    check_proofs([record], drawing, tp=1)
+    with pytest.raises(ProofMissing, match="keeps the keys of draws is not loaded"):
+        check_proofs([{**record, "keyed": False}], drawing, tp=1)
+
+
+def test_workers_must_agree() -> None:
+    plan, record = plan_and_record()
     with pytest.raises(ProofMissing, match="workers differ in kernels"):
         check_proofs([record, {**record, "rank": 1, "kernels": "x"}], plan, tp=2)
 

@@ -50,7 +50,7 @@ def test_context_parallel_ranks_against_two_workers(shop: Path, qwen3: Path) -> 
 
 
 def test_native_code_on_both_sides(shop: Path, qwen3: Path) -> None:
-    """Padded batches and packed weights: tokens still meet, and the first norm is where the two engines part."""
+    """Padded batches and packed weights: tokens still meet, and the two engines part inside the first layer."""
     strict = {"contract": "", "agreed": {}}
     native = {"attention": "P", "ffn": "P", "logp": "P"}
     trainer = {**strict, "case": TrainerCase(**native)}  # type: ignore[arg-type]
@@ -58,8 +58,8 @@ def test_native_code_on_both_sides(shop: Path, qwen3: Path) -> None:
     with hosted_pair(shop, qwen3, "native", trainer=trainer, rollout=rollout) as pair:
         found = pair.locate().located
         assert found.where is not None
-        assert (found.where.layer, found.kind) == (0, "operator"), found
-        assert found.where.site in ("input norm", "qkv projection"), found
+        assert found.where.layer == 0, found
+        assert found.kind in ("operator", "region"), found
         assert found.trainer is not None
         assert found.rollout is not None
         assert (found.trainer.route, found.rollout.route) == ("P", "P")

@@ -26,11 +26,12 @@ class ProofMissing(RuntimeError):
     """A worker can't prove that it runs the routes that it should. The message names the worker and the gap."""
 
 
-def route_record(state: WorkerState, rank: int, sampler: Any, model: str) -> dict[str, Any]:
+def route_record(state: WorkerState, rank: int, sampler: Any, keyed: bool, model: str) -> dict[str, Any]:
     """Everything that one worker can say about its routes, as plain data. `model` is the directory it was built from.
 
     `calls` counts what a routed layer computed; of a native layer it only says whether it was ever called,
-    so that counting costs the native side nothing. `counters` are advanced by the kernels themselves.
+    so that counting costs the native side nothing. `counters` are advanced by the kernels themselves. `keyed`: the keys
+    of draws are kept.
     """
     plan, version_held = state.plan, state.weights.version
     held = _held_contract(plan, model)
@@ -40,6 +41,7 @@ def route_record(state: WorkerState, rank: int, sampler: Any, model: str) -> dic
         "engine": plan.engine,
         "rank": rank,
         "mode": plan.mode,
+        "keyed": keyed,
         "plan": plan.digest(),
         "contract": digest_of(held) if held else "",
         "contract_content": held,
@@ -162,6 +164,8 @@ def _check_record(record: dict[str, Any], plan: RoutePlan) -> None:
         raise ProofMissing(refusal(who, plan.contract, record["contract_content"]))
     if record["plan"] != plan.digest():
         raise ProofMissing(f"{who}: plan is {record['plan']!r:.20}, want {plan.digest()!r:.20}")
+    if plan.route(SAMPLER.group) == "R" and not record["keyed"]:
+        raise ProofMissing(f"{who}: the logits processor that keeps the keys of draws is not loaded")
     for name, module in record["modules"].items():
         route = plan.route(module["group"])
         ours = module["implementation"].startswith("samebits.")

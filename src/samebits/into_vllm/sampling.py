@@ -225,6 +225,11 @@ class KeyedSampler(Sampler):
         raise NotCovered("sampling: prompt log-probabilities are not covered")
 
 
+def holds_keys(processors: Any) -> bool:
+    """Whether a worker's logits processors (vLLM's `LogitsProcessors`) include the one that keeps the draws' keys."""
+    return any(isinstance(processor, SampleKeys) for processor in processors.argmax_invariant)
+
+
 def _keys_of(metadata: SamplingMetadata) -> SampleKeys:
     for processor in metadata.logitsprocs.argmax_invariant:
         if isinstance(processor, SampleKeys):

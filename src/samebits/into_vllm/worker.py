@@ -12,7 +12,7 @@ from typing import Any
 from samebits.into_vllm.forced import force_native
 from samebits.into_vllm.loader import WorkerState
 from samebits.into_vllm.proof import route_record
-from samebits.into_vllm.sampling import KeyedSampler
+from samebits.into_vllm.sampling import KeyedSampler, holds_keys
 from samebits.timeline.types import WeightVersion
 from samebits.trace import Entry, Point
 
@@ -28,7 +28,9 @@ class SamebitsWorker:
         state = self._samebits_state()
         if state is None:
             return None
-        record = route_record(state, self.rank, self.model_runner.sampler, self.model_runner.model_config.model)
+        runner = self.model_runner
+        keyed = holds_keys(runner.input_batch.logitsprocs)
+        record = route_record(state, self.rank, runner.sampler, keyed, runner.model_config.model)
         if state.plan.proof_dir:
             path = Path(state.plan.proof_dir) / f"rollout-{state.plan.engine}-rank-{self.rank}.json"
             path.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -174,7 +174,7 @@ _TYPES = dict.fromkeys(("x", "residual", "weight", "y", "total", "dy", "dsum", "
 }  # fmt: skip
 
 
-def _entry(name: str, kernel, constants: dict[str, object], warps: int) -> tuple:
+def _entry(name: str, kernel, constants: dict[str, object], warps: int) -> tuple[object, ...]:
     types = {n: t for n, t in _TYPES.items() if n in kernel.arg_names and n not in constants}
     divisible = tuple(n for n in types if n.endswith("_row"))
     return name, kernel, types, constants, {"num_warps": warps, "divisible": divisible}
