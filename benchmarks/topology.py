@@ -26,6 +26,8 @@ RESULTS = ROOT / "benchmarks/results"
 PAGE = ROOT / "docs/topology.md"
 # The layout of the reference workload: a trainer of eight ranks, two engines of four workers each.
 REFERENCE = ("--train-tp", "4", "--train-cp", "2", "--rollout-engines", "2", "--rollout-tp", "4")
+# Its batch: 16 responses a step, two prompts, so that both engines have work.
+BATCH = ("--global-batch-size", "16", "--samples-per-prompt", "8")
 
 
 def samebits(*words: str) -> int:
@@ -47,7 +49,7 @@ def run_matrix(file: Path, folder: Path) -> None:
 
 def run_reference(steps: int, folder: Path) -> None:
     """Runs the reference layout and saves what `verify` recomputes from the raw bits."""
-    words = ("run", *REFERENCE, "--num-rollout", str(steps), "--eval-interval", "0")
+    words = ("run", *REFERENCE, *BATCH, "--num-rollout", str(steps), "--eval-interval", "0")
     if not (folder / "seal.json").exists():
         samebits(*words, "--run-dir", str(folder))
     found = verify(folder)

@@ -41,7 +41,7 @@ def _with_targets(owners: Tensor, ids: Tensor, limited: Tensor, request: LinearL
     known = (ids >= 0) & (ids < real)
     (some,) = limited.nonzero(as_tuple=True)
     names = torch.cat([owners[known] * real + ids[known], some * real + request.target_ids[rows][some]])
-    names = names.unique()  # type: ignore[no-untyped-call]
+    names = names.unique()
     return Kept(torch.bincount(names // real, minlength=len(rows)), names % real)
 
 

@@ -74,13 +74,13 @@ def _drawn(
     """Counts and ids of the supports, tokens drawn from them, and the log-probabilities of these and of others."""
     logits, each = inside(_logits(vocab, rounded), margins), torch.linspace(0.2, 2, ROWS)
     bounds = _mixed() if limits is None else Limits.of(ROWS, **limits)  # type: ignore[arg-type]
-    others = randint(0, vocab, ROWS, seed=7)
+    others, (seeds, positions) = randint(0, vocab, ROWS, seed=7), _keys()
     parts: list[list[Tensor]] = []
-    for rows in torch.arange(ROWS).split(size):
+    for begin in range(0, ROWS, size):
+        rows = slice(begin, begin + size)
         here = Limits(bounds.top_k[rows], bounds.top_p[rows], bounds.min_p[rows])
         kept = sample_support(at.put(logits[rows]), each[rows], here, backend=at.backend)
-        keys = [key[rows] for key in _keys()]
-        tokens, logp = sample_kept(logits[rows], each[rows], *keys, kept, backend=at.backend)
+        tokens, logp = sample_kept(logits[rows], each[rows], seeds[rows], positions[rows], kept, backend=at.backend)
         targets = torch.stack([tokens, others[rows]], dim=1)
         scores = kept_logprob(logits[rows], targets, each[rows], kept, backend=at.backend)
         parts.append([kept.counts, kept.ids, tokens, logp, scores])
