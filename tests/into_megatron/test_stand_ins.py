@@ -25,7 +25,7 @@ def stand_ins_program(me: Rank, model: str) -> dict[str, Tensor]:
     assert not any(patch.in_place() for patch in patches), "importing the trainer must patch nothing"
 
     trainer = TrainerRank(TrainerConfig(model=model), me.rank)
-    assert [patch.in_place() for patch in patches] == [True] * 4 + [False] * 3
+    assert [patch.in_place() for patch in patches] == [True] * 6 + [False] * 3
     assert torch.zeros(1).type() == "torch.FloatTensor"
     trainer.close()
 

@@ -29,7 +29,7 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "cp2-pp2-vpp2": {"cp": 2, "pp": 2, "vpp": 2},
         "tp4": {"tp": 4, "vocab_multiple": 64},
         "tp2-sp-cp2-rows": {"tp": 2, "sequence_parallel": True, "cp": 2, "cp_layout": "allgather"},
-        "tied-pp2-vpp2-dp2": {"model": "tied", "pp": 2, "vpp": 2, "dp": 2},
+        "tied-pp2-vpp2-dp2": {"model": "tied", "pp": 2, "vpp": 2, "dp": 2, "recompute": True},
         "tied-tp2-pp2": {"model": "tied", "tp": 2, "pp": 2},
         "biased-tp4-sp": {"model": "biased", "tp": 4, "sequence_parallel": True},
     },

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import struct
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,17 @@ def run_job(me: Rank, name: str, job: dict[str, Any], directory: str) -> dict[st
         settings["rendezvous"] = f"{directory}/{name}.rendezvous"
     trainer = TrainerRank(TrainerConfig(**settings), me.rank)
     samples = make_samples()
+    with FAULTS[job.get("fault", "none")](trainer):
+        out = train(trainer, samples, job)
+    trainer.export(f"{directory}/{name}")
+    record = trainer.proof()
+    assert json.loads(json.dumps(record))["case"] == settings["case"].groups()
+    check_record(record)
+    trainer.close()
+    return {f"{name}/{key}": tensor for key, tensor in out.items()}
+
+
+def train(trainer: Any, samples: list[TrainSample], job: dict[str, Any]) -> dict[str, Tensor]:
     out = {"score": flat(trainer.score(samples))}
     if job.get("alone"):
         out["alone"] = torch.cat([flat(trainer.score([sample])) for sample in samples])
@@ -66,12 +79,44 @@ def run_job(me: Rank, name: str, job: dict[str, Any], directory: str) -> dict[st
         if step == 0:
             out |= {f"grad/{n}": p.main_grad.clone() for n, p in trainer.named_parameters()}
     out["norms"] = torch.tensor(norms, dtype=torch.float64)
-    trainer.export(f"{directory}/{name}")
-    record = trainer.proof()
-    assert json.loads(json.dumps(record))["case"] == settings["case"].groups()
-    check_record(record)
-    trainer.close()
-    return {f"{name}/{key}": tensor for key, tensor in out.items()}
+    return out
+
+
+@contextlib.contextmanager
+def wrong_epsilon(trainer: Any) -> Iterator[None]:
+    """One norm of one rank."""
+    if trainer.rank == 0:
+        trainer.policy[0].module.decoder.layers[0].input_layernorm.eps *= 2.0
+    yield
+
+
+@contextlib.contextmanager
+def wrong_tree(trainer: Any) -> Iterator[None]:
+    """One rank adds ranks and parts in another order."""
+    from samebits.into_megatron import gradients
+
+    if trainer.rank != 0:
+        yield
+        return
+    right, gradients.fold_neighbours = gradients.fold_neighbours, lambda parts: sum(parts[1:], parts[0])
+    yield
+    gradients.fold_neighbours = right
+
+
+@contextlib.contextmanager
+def lost_batch(trainer: Any) -> Iterator[None]:
+    """The last micro-batch of every rank never comes."""
+    whole = trainer._micro_batches
+    trainer._micro_batches = lambda samples: whole(samples)[:-1]
+    yield
+
+
+FAULTS: dict[str, Callable[[Any], contextlib.AbstractContextManager[None]]] = {
+    "none": contextlib.nullcontext,
+    "epsilon": wrong_epsilon,
+    "tree": wrong_tree,
+    "lost": lost_batch,
+}
 
 
 def check_record(record: dict[str, Any]) -> None:
@@ -117,6 +162,15 @@ class Results:
     def gradients(self, job: str, ranks: int) -> list[dict[str, Tensor]]:
         prefix = f"{job}/grad/"
         return [{k.removeprefix(prefix): v for k, v in r.items() if k.startswith(prefix)} for r in self.ranks[:ranks]]
+
+    def staged_gradients(self, job: str, tp: int, stages: int) -> list[dict[str, Tensor]]:
+        """Every tensor-parallel rank's gradients, of all pipeline stages; the first data and context ranks hold all."""
+        everyone = self.gradients(job, len(self.ranks))
+        each = len(self.ranks) // stages
+        return [
+            {k: g for stage in reversed(range(stages)) for k, g in everyone[stage * each + t].items()}
+            for t in range(tp)
+        ]
 
     def weights(self, job: str) -> dict[str, Tensor]:
         return read_tensors(self.directory / job)

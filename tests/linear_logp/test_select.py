@@ -70,6 +70,10 @@ def test_a_registered_name_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert load_provider("mine") is load_provider(OWN_PROVIDER)
 
 
+def test_the_project_s_own_provider_is_registered() -> None:
+    assert load_provider("samebits") is load_provider(OWN_PROVIDER)
+
+
 def test_a_name_registered_twice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     register(tmp_path, monkeypatch, "twice", "samebits.linear_logp.provider:provider")
     register(tmp_path, monkeypatch, "twice", "samebits.bits:digest", package="another")

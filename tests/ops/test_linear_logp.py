@@ -170,6 +170,30 @@ def test_float32_hidden_keeps_its_gradient_unrounded() -> None:
     assert_all_same((got[0], got[1].bfloat16(), *got[2:]), want, "rounded afterwards")
 
 
+def test_parts_of_the_gradient_add_along_a_tree() -> None:
+    """The last two of four parts are padding alone."""
+    case, impl = Case(vocabulary=1024), BACKENDS["cpu"]
+    case.targets %= VOCABULARY
+    hidden = case.hidden.detach().float().requires_grad_()
+    logp = linear_logp(hidden, case.weight, case.targets, real_vocab=VOCABULARY, gradient_parts=4)
+    logp.backward(case.upstream)
+    rows, weight = case.hidden.detach(), case.weight.detach()
+    whole = impl.linear_state(rows, weight[:VOCABULARY], None, case.targets, 1.0, "fma32")
+    lse = impl.lse(whole[:, :5].contiguous())
+    first, second = (
+        impl.linear_backward(
+            case.upstream, rows, weight[start:end], None, case.targets - start, 1.0, lse, None, None, "fma32"
+        )
+        for start, end in ((0, 256), (256, VOCABULARY))
+    )
+    assert_same(hidden.grad, first + second)
+    once = case.hidden.detach().float().requires_grad_()
+    linear_logp(once, case.weight, case.targets, real_vocab=VOCABULARY).backward(case.upstream)
+    assert first_difference(once.grad, hidden.grad) is not None
+    with pytest.raises(ValueError, match="gradient_parts must be a power of two that divides 1024 rows"):
+        linear_logp(hidden, case.weight, case.targets, gradient_parts=3)
+
+
 def _rank(rank: int, address: str, results: str) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)

@@ -53,6 +53,7 @@ def test_the_printed_configuration_reads_back(tmp_path_factory, text: str, lr: f
         ({"top_p": 1 - 1e-9}, "limits nothing once it is rounded to fp32"),
         ({"top_k": 5, "case": "P/P"}, "top_k, top_p and min_p need logp_case R/R"),
         ({"min_p": 0.1, "logp_case": "R/P"}, "top_k, top_p and min_p need logp_case R/R"),
+        ({"top_k": 5, "strict_gradients": True}, "strict_gradients does not cover .* that top_k"),
         ({"global_batch_size": 10}, "global_batch_size 10 is not a multiple of samples_per_prompt 8"),
         ({"train_tp": 2, "max_tp": 1}, "max_tp 1 is not a multiple of train_tp 2"),
         ({"train_tp": 3}, "train_tp 3 is not a power of two: .* the nearest that work: 2 and 4"),

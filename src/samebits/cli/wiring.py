@@ -94,7 +94,9 @@ def trainer_arguments(
         pp=config.train_pp,
         vpp=config.train_vpp,
         dp=config.train_dp,
+        recompute=config.train_recompute,
         vocab_multiple=config.train_vocab_multiple,
+        strict_gradients=config.strict_gradients,
         transport=config.train_transport,
         gradient_segments=config.gradient_segments,
         max_tp=config.segments,
@@ -116,7 +118,7 @@ def trainer_arguments(
     )
     # Here and not only in the ranks, so that what is not served is refused before anything is written.
     for model in dict.fromkeys((inputs.model, inputs.reference)):
-        plan(trainer.layout, read_shape(model), trainer.max_tp)
+        plan(trainer.layout, read_shape(model), trainer.max_tp, trainer.strict_gradients)
     return trainer, rank
 
 

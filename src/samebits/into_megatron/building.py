@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from samebits.into_megatron import cpu_stand_ins
 from samebits.into_megatron.config import TrainerConfig
 from samebits.into_megatron.gpt import ScoringModel
+from samebits.into_megatron.gradients import OrderedDataParallel
 from samebits.into_megatron.model import ModelShape, read_shape
+from samebits.into_megatron.order import GradientOrder
 from samebits.into_megatron.plan import plan
 from samebits.into_megatron.spec import block_spec
 from samebits.into_megatron.weights import load_parameters
@@ -24,8 +26,8 @@ from samebits.linear_logp import LinearLogp, ProviderSettings, TokenLayout
 def served_shape(path: str, config: TrainerConfig) -> ModelShape:
     """The shape of a model directory; ValueError where the model, or this layout of it, is not served."""
     shape = read_shape(path)
-    plan(config.layout, shape, config.max_tp)
-    return replace(shape, vocab_multiple=config.vocab_multiple)
+    plan(config.layout, shape, config.max_tp, config.strict_gradients)
+    return replace(shape, vocab_multiple=config.vocab_multiple * config.max_tp)
 
 
 def build_chunks(path: str, shape: ModelShape, config: TrainerConfig, scorer: LinearLogp) -> list[ScoringModel]:
@@ -58,7 +60,14 @@ def _build_chunk(shape: ModelShape, config: TrainerConfig, scorer: LinearLogp, s
     return chunk.bfloat16()
 
 
-def transformer_config(shape: ModelShape, config: TrainerConfig) -> TransformerConfig:
+@dataclass
+class OrderedConfig(TransformerConfig):
+    """Megatron's configuration, and how gradients are summed where that must not depend on the layout."""
+
+    gradient_order: GradientOrder | None = None
+
+
+def transformer_config(shape: ModelShape, config: TrainerConfig) -> OrderedConfig:
     """Megatron's TransformerConfig for `shape`: bf16 parameters, no dropout, no fusion, gradients summed per token."""
 
     def leave(weight: torch.Tensor) -> torch.Tensor:
@@ -66,7 +75,7 @@ def transformer_config(shape: ModelShape, config: TrainerConfig) -> TransformerC
         return weight.zero_()
 
     interleaved = config.vpp > 1
-    return TransformerConfig(
+    return OrderedConfig(
         num_layers=shape.layers,
         hidden_size=shape.hidden,
         ffn_hidden_size=shape.ffn,
@@ -103,10 +112,19 @@ def transformer_config(shape: ModelShape, config: TrainerConfig) -> TransformerC
         overlap_p2p_comm=interleaved,
         batch_p2p_comm=not interleaved,
         batch_p2p_sync=False,
+        recompute_granularity="full" if config.recompute else None,
+        recompute_method="uniform" if config.recompute else None,
+        recompute_num_layers=1 if config.recompute else None,
         # Gradients of data- and context-parallel ranks are summed, not averaged: the loss divides by all tokens.
         calculate_per_token_loss=True,
         gradient_accumulation_fusion=False,
+        gradient_order=_gradient_order(config) if config.strict_gradients else None,
     )
+
+
+def _gradient_order(config: TrainerConfig) -> GradientOrder:
+    tensor, context = parallel_state.get_tensor_model_parallel_group(), parallel_state.get_context_parallel_group()
+    return GradientOrder(config.max_tp, tensor, context)
 
 
 def build_scorer(config: TrainerConfig) -> LinearLogp:
@@ -125,6 +143,17 @@ def _provider_settings(config: TrainerConfig) -> ProviderSettings:
         route=route,
         expected_contract=config.linear_logp_contract,
     )
+
+
+def wrap(chunk: ScoringModel, config: TrainerConfig, first: bool) -> OrderedDataParallel:
+    """Megatron's data-parallel wrapper around a chunk; `first` is this pipeline rank's first chunk."""
+    each = config.gradient_segments // config.dp
+    start = parallel_state.get_data_parallel_rank() * each
+    order, table = chunk.config.gradient_order, None
+    if order is not None and chunk.shape.tied and chunk.pre_process and chunk.post_process:
+        table = torch.zeros_like(chunk.embedding.word_embeddings.weight, dtype=torch.float32)
+        order.table = table
+    return OrderedDataParallel(chunk, first, range(start, start + each), table)
 
 
 def build_optimizer(config: TrainerConfig, chunks: list[torch.nn.Module]) -> Any:

@@ -53,8 +53,10 @@ class TrainerConfig:
 
     The layout: `tp` tensor-, `cp` context-, `dp` data- and `pp` pipeline-parallel ranks, `vpp` model chunks on each
     pipeline rank (interleaved when more than one). `cp_layout` says how context-parallel ranks share packed samples:
-    "zigzag" cuts each sample, "allgather" the packed rows. A rank's vocabulary is a multiple of `vocab_multiple` rows.
-    The batch is cut into `gradient_segments` runs of samples (0: one for each data-parallel rank). `transport` carries
+    "zigzag" cuts each sample, "allgather" the packed rows. With `recompute` a layer keeps its input only, and runs
+    again in the backward pass. The vocabulary is padded to a multiple of `vocab_multiple` * `max_tp` rows. The batch
+    is cut into `gradient_segments` runs of samples (0: one for each data-parallel rank; 8 with `strict_gradients`,
+    which makes gradients, their norm and the weights the same bits in every layout). `transport` carries
     what our collectives exchange.
     """
 
@@ -68,7 +70,9 @@ class TrainerConfig:
     pp: int = 1
     vpp: int = 1
     dp: int = 1
+    recompute: bool = False
     vocab_multiple: int = 1
+    strict_gradients: bool = False
     gradient_segments: int = 0
     max_tp: int = 1
     contract: str = ""
@@ -94,7 +98,7 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         if self.gradient_segments == 0:
-            object.__setattr__(self, "gradient_segments", max(1, self.dp))
+            object.__setattr__(self, "gradient_segments", max(8 if self.strict_gradients else 1, self.dp))
         self._check_sizes()
         self._check_numbers()
         self._check_contract()
@@ -111,6 +115,8 @@ class TrainerConfig:
             )
         if self.sequence_parallel and self.tp == 1:
             raise ValueError("sequence_parallel splits rows over tensor-parallel ranks; it needs tp > 1")
+        if self.strict_gradients and not self.case.all_strict:
+            raise ValueError("strict_gradients: Megatron-Core's own modules have no such order; set all cases to R")
         if self.vpp > 1 and self.pp == 1:
             raise ValueError("vpp interleaves the chunks of pipeline ranks; it needs pp > 1")
         if self.cp_layout not in get_args(CpLayout):

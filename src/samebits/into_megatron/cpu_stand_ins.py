@@ -28,6 +28,10 @@ def _nothing(*unused: Any) -> None:
     return None
 
 
+def _no_states() -> tuple[()]:
+    return ()
+
+
 def _itself(self: torch.Tensor, *unused: Any, **options: Any) -> torch.Tensor:
     return self
 
@@ -86,6 +90,16 @@ RESIDENT = (
     Patch(
         symbol=_torch("torch.cuda:synchronize"),
         why="pipeline stages wait for the device after telling each other a length; on a CPU that is done already",
+        make=lambda original: _nothing,
+    ),
+    Patch(
+        symbol=_megatron("megatron.core.tensor_parallel.random:_get_all_rng_states"),
+        why="recomputed layers take back the CUDA random state of their first run; there is none",
+        make=lambda original: _no_states,
+    ),
+    Patch(
+        symbol=_megatron("megatron.core.tensor_parallel.random:_set_all_rng_states"),
+        why="as above: nothing to set",
         make=lambda original: _nothing,
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,8 +16,10 @@ from samebits.into_megatron.capture import gather_for_projection, vocab_partitio
 from samebits.into_megatron.config import TrainerCase
 from samebits.into_megatron.layout import MicroBatch
 from samebits.into_megatron.model import ModelShape
+from samebits.into_megatron.order import ordered_embedding
 from samebits.into_megatron.proof import CallCounts
 from samebits.into_megatron.rows import take_rows
+from samebits.into_megatron.shared_tokens import every_row, own_rows_of
 from samebits.linear_logp import LinearLogp, LinearLogpContext, LinearLogpRequest, LinearProjection, TokenLayout
 from samebits.ops.embedding import embedding
 from samebits.ops.logprob import linear_logp
@@ -91,6 +94,8 @@ class ScoringModel(GPTModel):
 
         A chunk that is not the last gives the hidden states that the next one starts from.
         """
+        if self.config.gradient_order is not None:
+            self.config.gradient_order.packing = batch.packing
         embeds = self.pre_process and not self.case.all_native
         return super().forward(
             input_ids=batch.ids,
@@ -112,7 +117,10 @@ class ScoringModel(GPTModel):
         """[sequence, batch, hidden] (this rank's rows under sequence parallelism): the owner's row of each id."""
         table = self.embedding.word_embeddings
         flat = ids.t().reshape(-1)
-        rows = embedding(flat, table.weight, start=table.vocab_start_index)
+        if self.config.gradient_order is None:
+            rows = embedding(flat, table.weight, start=table.vocab_start_index)
+        else:
+            rows = ordered_embedding(flat, table.weight, table.vocab_start_index, self.config.gradient_order)
         rows = select_owner(rows, flat // table.num_embeddings_per_partition, self.tp_group)
         hidden = rows.view(ids.shape[1], ids.shape[0], -1)
         return scatter_rows(hidden, self.tp_group) if self.config.sequence_parallel else hidden
@@ -123,32 +131,57 @@ class ScoringModel(GPTModel):
         weight = self.shared_embedding_or_output_weight() if self.shape.tied else self.output_layer.weight
         if not self.scorer.configured:
             return self._score_native(hidden_states, weight, labels)
-        request = self._request(hidden_states, weight, labels)
-        logp, _ = self.scorer(request, lambda asked: self._native_rows(asked, hidden_states, weight, labels))
-        return take_rows(logp[:, 0], labels.rows)
-
-    def _request(self, hidden: Tensor, weight: Tensor, batch: MicroBatch) -> LinearLogpRequest:
-        """Its active rows are keyed by their slots, so that sums over tokens follow the samples' order."""
-        if self.config.sequence_parallel:
-            hidden = gather_for_projection(hidden, self.tp_group)
-        flat = hidden.reshape(-1, hidden.shape[-1])
+        split = self.config.sequence_parallel
+        gathered = gather_for_projection(hidden_states, self.tp_group) if split else hidden_states
+        flat = gathered.reshape(-1, gathered.shape[-1])
         targets, keys = (torch.full((flat.shape[0],), -1) for _ in range(2))
-        targets[batch.rows], keys[batch.rows] = batch.targets, batch.slots
-        counts, ids = _by_row(batch, flat.shape[0])
-        partition = vocab_partition(
-            weight.shape[0], self.tp_group, self.shape.vocab, self.shape.padded_vocab(self.tp_group.size())
+        targets[labels.rows], keys[labels.rows] = labels.targets, labels.slots
+        temperature = self._temperatures(labels, flat.shape[0])
+        order = self.config.gradient_order
+        if order is not None and labels.kept is not None:
+            raise ValueError("strict_gradients: a gradient over the tokens that a sampler kept has no such order")
+        if order is None or self.config.context_parallel_size == 1:
+            counts, ids = _by_row(labels, flat.shape[0])
+            request = self._request(flat, weight, targets, keys, temperature, self.layout)
+            request = replace(request, kept_ids=ids, kept_counts=counts)
+            logp, _ = self.scorer(request, lambda asked: self._native_rows(asked, hidden_states, weight, labels))
+            return take_rows(logp[:, 0], labels.rows)
+        # Every rank scores all tokens, so that one of them can add up the weight's gradient in order.
+        rows = order.rows()
+        request = self._request(
+            every_row(flat, rows),
+            weight if self.cp_group.rank() == 0 else weight.detach(),
+            rows.everyones(targets),
+            rows.everyones(keys),
+            rows.everyones(temperature) if isinstance(temperature, Tensor) else temperature,
+            TokenLayout(1, 0, "single"),
         )
+        logp, _ = self.scorer(request, _no_native)
+        return take_rows(own_rows_of(logp[:, 0], rows), labels.rows)
+
+    def _request(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        keys: Tensor,
+        temperature: float | Tensor,
+        layout: TokenLayout,
+    ) -> LinearLogpRequest:
+        """Its active rows are keyed by their slots, so that sums over tokens follow the samples' order."""
+        ranks, order = self.tp_group.size(), self.config.gradient_order
+        partition = vocab_partition(weight.shape[0], self.tp_group, self.shape.vocab, self.shape.padded_vocab(ranks))
+        if order is not None:
+            partition = replace(partition, gradient_parts=order.own_parts)
         return LinearLogpRequest(
             logits=None,
             target_ids=targets,
             tensor_parallel_group=self.tp_group,
-            token_layout=self.layout,
-            context=LinearLogpContext(flat, LinearProjection(weight), partition),
-            temperature=self._temperatures(batch, flat.shape[0]),
+            token_layout=layout,
+            context=LinearLogpContext(hidden, LinearProjection(weight), partition),
+            temperature=temperature,
             active=keys >= 0,
             row_keys=keys,
-            kept_ids=ids,
-            kept_counts=counts,
         )
 
     def _temperatures(self, batch: MicroBatch, rows: int) -> float | Tensor:
@@ -184,6 +217,10 @@ class ScoringModel(GPTModel):
         """How many of this rank's last vocabulary columns belong to no token."""
         end = (self.tp_group.rank() + 1) * columns
         return min(columns, max(0, end - self.shape.vocab))
+
+
+def _no_native(asked: LinearLogpRequest) -> tuple[Tensor, None]:
+    raise RuntimeError("strict_gradients: the provider is unavailable, and native code has no such order of sums")
 
 
 def _by_row(batch: MicroBatch, rows: int) -> tuple[Tensor | None, Tensor | None]:

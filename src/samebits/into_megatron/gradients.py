@@ -1,4 +1,4 @@
-"""Gradients of data- and context-parallel ranks, added along a tree over neighbouring ranks."""
+"""Gradients of segments of the batch, and of data- and context-parallel ranks, added along one tree."""
 
 from __future__ import annotations
 
@@ -11,28 +11,62 @@ from torch import Tensor
 
 from samebits.collectives import fold_neighbours, gather_states
 from samebits.into_megatron.gpt import ScoringModel
+from samebits.into_megatron.layout import MicroBatch
+from samebits.into_megatron.segments import SegmentSums
 
 _PIECE = 1 << 22  # elements that ranks exchange at a time
 
 
-class OrderedDataParallel(DistributedDataParallel):
-    """Megatron's wrapper and gradient buffers; only the order in which ranks are added is ours.
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, sums: SegmentSums, segment: int) -> Tensor:
+        ctx.sums, ctx.segment = sums, segment
+        return output.view_as(output)
 
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        # The first that a chunk's backward pass of a micro-batch does.
+        ctx.sums.enter(ctx.segment)
+        return grads[0], None, None
+
+
+class OrderedDataParallel(DistributedDataParallel):
+    """Megatron's wrapper and gradient buffers; only the order in which segments and ranks are added is ours.
+
+    `segments` are this rank's, `table` a second gradient of the embedding's weight that is added to it at the end.
     The group's ranks are numbered context first, then data, so that a data-parallel rank is a subtree.
     """
 
-    def __init__(self, chunk: ScoringModel, first: bool) -> None:
+    def __init__(self, chunk: ScoringModel, first: bool, segments: range, table: Tensor | None = None) -> None:
         super().__init__(
             chunk.config,
             DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=False),
             chunk,
             disable_bucketing=not first,
         )
+        self._segments, self._table = segments, table
+        self._gradients = [buffer.grad_data for buffer in self.buffers] + ([] if table is None else [table])
+        self._sums = SegmentSums(self._gradients)
+
+    def zero_grad_buffer(self) -> None:
+        super().zero_grad_buffer()
+        if self._table is not None:
+            self._table.zero_()
+        self._sums.start(self._segments.start)
+
+    def forward(self, batch: MicroBatch) -> Tensor:
+        output: Tensor = super().forward(batch)
+        if len(self._segments) == 1 or not output.requires_grad:
+            return output
+        return _Enter.apply(output, self._sums, batch.segment)
 
     def finish_grad_sync(self, force_all_reduce: bool | None = False) -> None:
         """Every rank of the group gets the tree sum of all ranks' gradients."""
-        for buffer in self.buffers:
-            add_ranks(buffer.grad_data, self.dp_cp_group)
+        self._sums.finish(self._segments.stop)
+        for gradient in self._gradients:
+            add_ranks(gradient, self.dp_cp_group)
+        if self._table is not None:
+            self.module.embedding.word_embeddings.weight.main_grad += self._table
 
 
 def add_ranks(own: Tensor, group: dist.ProcessGroup) -> None:

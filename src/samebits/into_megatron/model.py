@@ -36,7 +36,7 @@ class ModelShape:
     vocab_multiple: int = 1
 
     def padded_vocab(self, tp: int) -> int:
-        """Vocabulary rows after padding: each of `tp` ranks holds an equal multiple of `vocab_multiple` rows."""
+        """Vocabulary rows after padding to a multiple of `vocab_multiple` that `tp` ranks can share equally."""
         multiple = math.lcm(tp, self.vocab_multiple)
         return -(-self.vocab // multiple) * multiple
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from fractions import Fraction
 
 import torch
 import torch.distributed as dist
@@ -38,6 +40,36 @@ def gradient_norm(grads: Iterable[Tensor], group: dist.ProcessGroup | None) -> f
         total += ordered_sum(wide * wide)
     everyone = gather_states(torch.tensor([total], dtype=torch.float64), group)
     return sum(everyone.flatten().tolist()) ** 0.5
+
+
+def exact_norm(grads: Iterable[Tensor], group: dist.ProcessGroup | None) -> float:
+    """Euclidean norm like `gradient_norm`, of fp32 gradients, but of the exact sum of squares, rounded at the end.
+
+    So it does not depend on how the gradients are cut into tensors and ranks. NaN where any of them is not finite.
+    """
+    # Squares of 24-bit significands, in two halves of 24 bits, summed as integers for each exponent.
+    sums = torch.zeros(2, _EXPONENTS, dtype=torch.int64)
+    finite = True
+    for grad in grads:
+        for piece in grad.detach().reshape(-1).split(_PIECE):
+            finite = finite and bool(torch.isfinite(piece).all())
+            significand, exponent = torch.frexp(piece)
+            square = (significand.double() * 2.0**24).long().square()
+            place = exponent.long().clamp(-_LOWEST, _EXPONENTS - 1 - _LOWEST) + _LOWEST
+            sums[0].index_add_(0, place, square >> 24)
+            sums[1].index_add_(0, place, square & 0xFFFFFF)
+    everyone = gather_states(sums, group).tolist()
+    if not all(gather_states(torch.tensor([finite]), group).flatten().tolist()):
+        return math.nan
+    total = sum(
+        ((high[place] << 24) + low[place]) << (2 * place) for high, low in everyone for place in range(_EXPONENTS)
+    )
+    return math.sqrt(Fraction(total, 1 << (2 * (_LOWEST + 24))))
+
+
+# Exponents that frexp gives for finite fp32 numbers: -148 to 128.
+_LOWEST, _EXPONENTS = 148, 277
+_PIECE = 1 << 20
 
 
 def clip_gradients(grads: Iterable[Tensor], norm: float, limit: float) -> None:

@@ -26,11 +26,18 @@ class TrainLayout:
         return ", ".join([*sizes, *(["sequence parallel"] if self.sequence_parallel else [])])
 
 
-def plan(layout: TrainLayout, shape: ModelShape, max_tp: int) -> None:
+def plan(layout: TrainLayout, shape: ModelShape, max_tp: int, strict_gradients: bool = False) -> None:
     """Raise ValueError with the rule that `layout` breaks for `shape`, and the nearest layout that works.
 
-    `max_tp` is the number of K segments of row-parallel layers, the largest tensor parallelism of either side.
+    `max_tp` is the number of K segments of row-parallel layers, the largest tensor parallelism of either side; with
+    `strict_gradients` an input gradient's sum over columns is cut into as many parts.
     """
+    columns = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    if strict_gradients and columns % max_tp:
+        raise ValueError(
+            f"strict_gradients: {columns} columns of query, key and value do not divide by max_tp {max_tp}; "
+            "choose a smaller max_tp, or leave strict_gradients out"
+        )
     broken = next(broken_rules(layout, shape, max_tp), None)
     if broken is not None:
         near = nearest(layout, shape, max_tp)

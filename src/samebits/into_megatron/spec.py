@@ -19,6 +19,9 @@ from samebits.into_megatron.model import ModelShape
 from samebits.into_megatron.modules import (
     StrictColumnParallelLinear,
     StrictCoreAttention,
+    StrictGateUpLinear,
+    StrictHeadNorm,
+    StrictLayer,
     StrictNorm,
     StrictRowParallelLinear,
     StrictSelfAttention,
@@ -29,7 +32,7 @@ from samebits.into_megatron.modules import (
 def block_spec(shape: ModelShape, case: TrainerCase, max_tp: int, layers: int) -> TransformerBlockSubmodules:
     """The spec of `layers` decoder layers. `max_tp` is the number of K segments of row-parallel layers on route R."""
     layer = ModuleSpec(
-        module=TransformerLayer,
+        module=StrictLayer if case.all_strict else TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=_norm(case.attention),
             self_attention=_attention(shape, case.attention, max_tp),
@@ -47,8 +50,8 @@ def _norm(route: Route) -> type:
 
 
 def _attention(shape: ModelShape, route: Route, max_tp: int) -> ModuleSpec:
-    norm: Any = _norm(route) if shape.qk_norm else None
     if route == "P":
+        norm: Any = _norm(route) if shape.qk_norm else None
         native = LocalSpecProvider()
         return ModuleSpec(
             module=SelfAttention,
@@ -72,8 +75,8 @@ def _attention(shape: ModelShape, route: Route, max_tp: int) -> ModuleSpec:
             linear_qkv=StrictColumnParallelLinear,
             core_attention=StrictCoreAttention,
             linear_proj=ModuleSpec(module=StrictRowParallelLinear, params={"segments": max_tp}),
-            q_layernorm=norm,
-            k_layernorm=norm,
+            q_layernorm=StrictHeadNorm if shape.qk_norm else None,
+            k_layernorm=StrictHeadNorm if shape.qk_norm else None,
         ),
     )
 
@@ -84,7 +87,7 @@ def _mlp(route: Route, max_tp: int) -> ModuleSpec:
         submodules = MLPSubmodules(linear_fc1=native.column_parallel_linear(), linear_fc2=native.row_parallel_linear())
     else:
         submodules = MLPSubmodules(
-            linear_fc1=StrictColumnParallelLinear,
+            linear_fc1=StrictGateUpLinear,
             linear_fc2=ModuleSpec(module=StrictRowParallelLinear, params={"segments": max_tp}),
             activation_func=StrictSwiGLU,
         )

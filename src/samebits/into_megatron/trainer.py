@@ -18,12 +18,12 @@ from samebits.bits import digest
 from samebits.collectives import shared_fate
 from samebits.into_megatron import cpu_stand_ins, layout
 from samebits.into_megatron.batches import micro_batches
-from samebits.into_megatron.building import build_chunks, build_optimizer, build_scorer, served_shape
+from samebits.into_megatron.building import build_chunks, build_optimizer, build_scorer, served_shape, wrap
 from samebits.into_megatron.config import TrainerConfig
 from samebits.into_megatron.gpt import ScoringModel, count_calls
-from samebits.into_megatron.gradients import OrderedDataParallel, finalize
+from samebits.into_megatron.gradients import finalize
 from samebits.into_megatron.loss import token_terms
-from samebits.into_megatron.ordered import clip_gradients, gradient_norm, ordered_sum
+from samebits.into_megatron.ordered import clip_gradients, exact_norm, gradient_norm, ordered_sum
 from samebits.into_megatron.parallel import gather_parameters, start_groups, stop_groups
 from samebits.into_megatron.proof import CallCounts, route_record
 from samebits.into_megatron.results import TokenTable, bits_by_sample
@@ -64,7 +64,7 @@ class TrainerRank:
         self.calls = CallCounts()
         for model in models:
             count_calls(model, self.calls)
-        self.policy = [OrderedDataParallel(model, first=index == 0) for index, model in enumerate(models)]
+        self.policy = [wrap(model, config, first=index == 0) for index, model in enumerate(models)]
         for model in models:
             model.config.finalize_model_grads_func = finalize
         self.optimizer = build_optimizer(config, list(self.policy))
@@ -189,7 +189,8 @@ class TrainerRank:
         """Clip the summed gradients and step; returns the norm before clipping."""
         self.optimizer.prepare_grads()
         grads = self.optimizer.get_main_grads_for_grad_norm()
-        norm = gradient_norm(grads, parallel_state.get_model_parallel_group())
+        norm_of = exact_norm if self.config.strict_gradients else gradient_norm
+        norm = norm_of(grads, parallel_state.get_model_parallel_group())
         clip_gradients((p.grad for p in self.optimizer.get_parameters()), norm, self.config.grad_clip)
         self.optimizer.step_with_ready_grads()
         return norm

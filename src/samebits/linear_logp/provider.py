@@ -109,6 +109,7 @@ def _score(
         vocab_start=context.vocab_partition.local_start,
         group=request.tensor_parallel_group,
         real_vocab=context.vocab_partition.real_size,
+        gradient_parts=context.vocab_partition.gradient_parts,
     )
 
 

@@ -59,13 +59,16 @@ class VocabPartition:
     """Which global token ids this rank's rows are, and how many ids exist.
 
     Rows [local_start, local_start + local_size) of `padded_size` rows are here; ids from `real_size` on are padding
-    and belong to no token: they take no part in maximum, sum or entropy.
+    and belong to no token: they take no part in maximum, sum or entropy. A provider that can add up the gradient of
+    the hidden states in `gradient_parts` equal runs of these rows, and the runs along a tree, then gives it the same
+    bits for any number of ranks; `local_size` must be a multiple.
     """
 
     local_start: int
     local_size: int
     real_size: int
     padded_size: int
+    gradient_parts: int = 1
 
     def __post_init__(self) -> None:
         for name in ("local_start", "local_size", "real_size", "padded_size"):
@@ -73,6 +76,11 @@ class VocabPartition:
         if self.local_start < 0 or self.local_size < 1:
             raise ValueError(
                 f"VocabPartition: rows {self.local_start} + {self.local_size}; want start >= 0 and at least one row"
+            )
+        _whole("VocabPartition.gradient_parts", self.gradient_parts)
+        if self.gradient_parts < 1 or self.local_size % self.gradient_parts:
+            raise ValueError(
+                f"VocabPartition: {self.local_size} rows do not split into {self.gradient_parts} gradient_parts"
             )
         if not 0 < self.real_size <= self.padded_size:
             raise ValueError(

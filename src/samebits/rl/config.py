@@ -76,9 +76,13 @@ class RunConfig(BaseModel):
     train_pp: int = Field(1, ge=1, description="pipeline stages of the trainer")
     train_vpp: int = Field(1, ge=1, description="model chunks per pipeline stage, interleaved when more than one")
     train_dp: int = Field(1, ge=1, description="data-parallel ranks of the trainer")
+    train_recompute: bool = Field(False, description="layers keep their inputs only and run again for the gradients")
     train_vocab_multiple: int = Field(1, ge=1, description="vocabulary rows of a trainer rank: a multiple of this")
+    strict_gradients: bool = Field(False, description="gradients and weights are the same bits in every train layout")
     gradient_segments: int = Field(
-        0, ge=0, description="runs of samples whose gradients are summed apart, then along a tree; 0: one per train_dp"
+        0,
+        ge=0,
+        description="runs of samples, gradients summed apart, then along a tree; 0: one per train_dp, 8 if strict",
     )
     train_transport: Literal["gloo", "shared_memory"] = Field(
         "gloo", description="what carries the collectives of trainer ranks: the network, or memory of one host"
@@ -133,6 +137,11 @@ class RunConfig(BaseModel):
             raise ValueError(
                 "top_k, top_p and min_p need logp_case R/R: native vLLM does not say which tokens it kept, and native "
                 "Megatron-Core does not renormalise over them"
+            )
+        if self.limited and self.strict_gradients:
+            raise ValueError(
+                "strict_gradients does not cover gradients over the tokens that top_k, top_p or min_p kept: "
+                "leave the limits or the option out"
             )
 
     @property

@@ -29,6 +29,7 @@ class _Part:
     columns: int  # real columns held here
     group: dist.ProcessGroup | None
     arithmetic: str
+    gradient_parts: int
 
 
 def linear_logp(
@@ -42,6 +43,7 @@ def linear_logp(
     real_vocab: int | None = None,
     backend: str | None = None,
     arithmetic: str | None = None,
+    gradient_parts: int = 1,
 ) -> torch.Tensor:
     """Log-probabilities of `targets` under softmax((hidden @ weight^T + bias) / temperature): fp32 [T].
 
@@ -51,17 +53,18 @@ def linear_logp(
     outside [0, real_vocab) may be anything: their rows give +0 and no gradient. With a tensor-parallel
     `group` each rank passes its own rows of the weight and the same hidden states, targets and temperature;
     all get the same result, and each gets the part of hidden's gradient that its columns give, for the
-    caller to add over ranks.
+    caller to add over ranks. That part is the sum of `gradient_parts` equal runs of the weight's rows, each a
+    sum of its own, along a balanced tree: a power of two, so that ranks can hold subtrees.
 
     `arithmetic` says how the dot products accumulate (the device's own where none is named). Never holds
     [T, V]. Raises ValueError on other dtypes or shapes, and for a target that no rank holds.
     """
     ranks = 1 if group is None else group.size()
     real = weight.shape[0] * ranks if real_vocab is None else real_vocab
-    _check(hidden, weight, bias, targets, temperature)
+    _check(hidden, weight, bias, targets, temperature, gradient_parts)
     columns = max(0, min(weight.shape[0], real - vocab_start))
     impl, kind = pick("logprob", BACKENDS, backend, hidden), pick_arithmetic("linear_logp", arithmetic, hidden)
-    part = _Part(impl, temperature, vocab_start, columns, group, kind)
+    part = _Part(impl, temperature, vocab_start, columns, group, kind, gradient_parts)
     active = (targets >= 0) & (targets < real)
     if bool(active.all()):
         return _LinearLogp.apply(hidden, weight, bias, targets, part)
@@ -79,6 +82,7 @@ def _check(
     bias: torch.Tensor | None,
     targets: torch.Tensor,
     temperature: Temperature,
+    gradient_parts: int,
 ) -> None:
     if weight.dtype != torch.bfloat16 or weight.ndim != 2 or not weight.is_contiguous():
         raise ValueError(
@@ -97,6 +101,11 @@ def _check(
         )
     if weight.shape[0] > MAX_TERMS:
         raise ValueError(f"linear_logp: at most {MAX_TERMS} rows of weight, got {weight.shape[0]}")
+    if gradient_parts < 1 or gradient_parts & (gradient_parts - 1) or weight.shape[0] % gradient_parts:
+        raise ValueError(
+            f"linear_logp: gradient_parts must be a power of two that divides {weight.shape[0]} rows of weight, "
+            f"got {gradient_parts}"
+        )
     if targets.ndim != 1:
         raise ValueError(f"linear_logp: targets must be [T], got {list(targets.shape)}")
     check_ids("linear_logp", "targets", targets, hidden.shape[0])
@@ -139,7 +148,10 @@ class _LinearLogp(torch.autograd.Function):
     ) -> torch.Tensor:
         rows, local = hidden.bfloat16().contiguous(), targets - part.start
         real = weight[: part.columns], None if bias is None else bias[: part.columns].float()
-        own = part.impl.linear_state(rows, *real, local, part.temperature, part.arithmetic)
+        if part.columns:
+            own = part.impl.linear_state(rows, *real, local, part.temperature, part.arithmetic)
+        else:
+            own = torch.nn.functional.pad(reference.empty_state(len(rows), rows.device), (0, 1), value=NO_TARGET)
         state, z = _combine(_stack_ranks(own, part.group))
         ctx.save_for_backward(rows, weight, bias, local, part.impl.lse(state))
         ctx.part, ctx.hidden_dtype = part, hidden.dtype
@@ -149,25 +161,39 @@ class _LinearLogp(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         rows, weight, bias, local, lse = ctx.saved_tensors
-        part, columns = ctx.part, ctx.part.columns
+        part, upstream = ctx.part, upstream.contiguous()
         dw = weight_gradient_buffer(weight) if ctx.needs_input_grad[1] else None
         dbias = weight_gradient_buffer(bias) if ctx.needs_input_grad[2] else None
-        dhidden = part.impl.linear_backward(
-            upstream.contiguous(),
-            rows,
-            weight[:columns],
-            None if bias is None else bias[:columns].float(),
-            local,
-            part.temperature,
-            lse,
-            None if dw is None else dw[:columns],
-            None if dbias is None else dbias[:columns],
-            part.arithmetic,
-        )
+        size, sums = weight.shape[0] // part.gradient_parts, []
+        for start in range(0, weight.shape[0], size):
+            here = slice(start, min(start + size, part.columns))
+            if here.stop <= start:  # padding alone
+                sums.append(torch.zeros_like(rows, dtype=torch.float32))
+                continue
+            sums.append(
+                part.impl.linear_backward(
+                    upstream,
+                    rows,
+                    weight[here],
+                    None if bias is None else bias[here].float(),
+                    local - start,
+                    part.temperature,
+                    lse,
+                    None if dw is None else dw[here],
+                    None if dbias is None else dbias[here],
+                    part.arithmetic,
+                )
+            )
         return (
-            dhidden.to(ctx.hidden_dtype),
+            _add_neighbours(sums).to(ctx.hidden_dtype),
             None if dw is None else deliver_weight_gradient(weight, dw),
             None if dbias is None else deliver_weight_gradient(bias, dbias),
             None,
             None,
         )
+
+
+def _add_neighbours(sums: list[torch.Tensor]) -> torch.Tensor:
+    while len(sums) > 1:
+        sums = [left + right for left, right in zip(sums[::2], sums[1::2], strict=True)]
+    return sums[0]
