@@ -91,9 +91,9 @@ def key_gradients(head_dim: int) -> Keys:
 def for_amd(how: Choice) -> Choice:
     """The same for MI300X: 64 KiB of shared memory, waves of 64 threads. Compiled, not yet run."""
     if isinstance(how, Rows):
-        return replace(how, rows=min(how.rows, 64), warps=4, stages=1, copies=False)
+        return replace(how, rows=min(how.rows, 64), warps=4, stages=1)
     if isinstance(how, Split):
-        return replace(how, warps=1, stages=1, copies=False)
+        return replace(how, warps=1, stages=1)
     return replace(how, keys=min(how.keys, 64), rows=32, warps=4, stages=1)
 
 

@@ -16,10 +16,11 @@ from samebits.ops.attention import (
     triton_write,
 )
 
-Entry = tuple[str, Any, dict[str, str], dict[str, object], dict[str, object]]
+Constants = dict[str, Any]
+Entry = tuple[str, Any, dict[str, str], Constants, dict[str, object]]
 
 HEADS, GROUP, DIM = 8, 4, 128  # of Qwen3-8B
-_SHAPE: dict[str, object] = {"HEADS": HEADS, "GROUP": GROUP, "D": DIM, "WIDTH": DIM, "BATCH": 8}
+_SHAPE: Constants = {"HEADS": HEADS, "GROUP": GROUP, "D": DIM, "WIDTH": DIM, "BATCH": 8}
 _BF16 = ("q", "k", "v", "out", "dout", "dq", "dk_out", "dv_out", "key", "value", "cache")
 _FP32 = ("m_out", "l_out", "acc_out", "m_in", "l_in", "acc_in", "m", "lsum", "delta", "inverse")
 _STRIDES = tuple(f"{name}_{axis}" for name in ("q", "k", "v", "do", "key", "value") for axis in ("token", "head"))
@@ -33,7 +34,7 @@ _TYPES = (
 )
 
 
-def _entry(name: str, kernel: Any, constants: dict[str, object], warps: int, targets: str | None, **more: Any) -> Entry:
+def _entry(name: str, kernel: Any, constants: Constants, warps: int, targets: str | None, **more: Any) -> Entry:
     types = {n: t for n, t in _TYPES.items() if n in kernel.arg_names and n not in constants} | more.pop("types", {})
     divisible = (*_STRIDES, "page_stride", "head_stride", "slot_stride")
     return name, kernel, types, constants, {"num_warps": warps, "targets": targets, "divisible": divisible, **more}
@@ -44,21 +45,35 @@ def _matrix(targets: str) -> Iterator[Entry]:
         return how if targets == "cuda" else launch.for_amd(how)
 
     rows = of(launch.forward(DIM))
-    packed = {"SIZE": 0, "ROWS": rows.rows, "LEAST": 1, "STAGES": rows.stages, "table": None}
+    packed: Constants = {"SIZE": 0, "ROWS": rows.rows, "LEAST": 1, "STAGES": rows.stages, "table": None}
     for name, positions in (("packed", None), ("packed-positions", "*i32")):
         constants = _SHAPE | packed | {"POSITIONS": positions is not None, "STATISTICS": True}
         constants |= {} if positions else {"positions": None}
         yield _entry(name, triton_forward.forward_rows, constants, rows.warps, targets)
-    paged = {"SIZE": 16, "ROWS": rows.rows, "LEAST": 17, "STAGES": rows.stages, "POSITIONS": False, "STATISTICS": False}
-    nothing = dict.fromkeys(("positions", "m_out", "l_out"))
+    paged: Constants = {
+        "SIZE": 16,
+        "ROWS": rows.rows,
+        "LEAST": 17,
+        "STAGES": rows.stages,
+        "POSITIONS": False,
+        "STATISTICS": False,
+    }
+    nothing: Constants = dict.fromkeys(("positions", "m_out", "l_out"))
     yield _entry("paged", triton_forward.forward_rows, _SHAPE | paged | nothing, rows.warps, targets)
     split = of(launch.split(8, HEADS, GROUP, 8))
-    few = {"SIZE": 16, "ROWS": split.rows, "MOST": split.rows, "SPLITS": 8, "DIRECT": False, "STAGES": split.stages}
+    few: Constants = {
+        "SIZE": 16,
+        "ROWS": split.rows,
+        "MOST": split.rows,
+        "SPLITS": 8,
+        "DIRECT": False,
+        "STAGES": split.stages,
+    }
     yield _entry("chunk_states", triton_split.chunk_states, _SHAPE | few, split.warps, targets)
-    merge = {"ROWS": split.merge_rows, "MOST": split.rows, "AHEAD": split.ahead, "DIRECT": False}
+    merge: Constants = {"ROWS": split.merge_rows, "MOST": split.rows, "AHEAD": split.ahead, "DIRECT": False}
     yield _entry("merge_chunks", triton_split.merge_chunks, _SHAPE | merge, 1, targets)
     rows, keys = of(launch.query_gradients(DIM)), of(launch.key_gradients(DIM))
-    backward: dict[str, object] = {"POSITIONS": False, "positions": None, "STAGES": rows.stages, "ROWS": rows.rows}
+    backward: Constants = {"POSITIONS": False, "positions": None, "STAGES": rows.stages, "ROWS": rows.rows}
     yield _entry("query_gradients", triton_backward.query_gradients, _SHAPE | backward, rows.warps, targets)
     backward |= {"STAGES": keys.stages, "ROWS": keys.rows, "OWN": keys.keys}
     # 256 registers hold two gradients, two products and their operands but for some values outside of the loop
@@ -71,7 +86,7 @@ def _matrix(targets: str) -> Iterator[Entry]:
 def _copies() -> Iterator[Entry]:
     """Hopper's own schedules."""
     tile = "NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)"
-    few = {"HEADS": HEADS, "GROUP": GROUP, "D": DIM, "SIZE": 16, "ROWS": 16, "SPLITS": 8, "DIRECT": False}
+    few: Constants = {"HEADS": HEADS, "GROUP": GROUP, "D": DIM, "SIZE": 16, "ROWS": 16, "SPLITS": 8, "DIRECT": False}
     box = f"tensordesc<bf16[16, {DIM}],{tile}>"
     for stages in (1, 2):
         yield _entry(
@@ -79,7 +94,7 @@ def _copies() -> Iterator[Entry]:
             types={"cache": box},
         )  # fmt: skip
     rows = launch.forward(DIM, copies=True)
-    whole = {"HEADS": HEADS, "GROUP": GROUP, "D": DIM, "BATCH": 8, "STATISTICS": True, "STAGES": rows.stages}
+    whole: Constants = {"HEADS": HEADS, "GROUP": GROUP, "D": DIM, "BATCH": 8, "STATISTICS": True, "STAGES": rows.stages}
     box = f"tensordesc<bf16[64, {DIM}],{tile}>"
     # values that live across the loop, which the register limit at the entry of specialised warps counts
     yield _entry(
@@ -89,17 +104,17 @@ def _copies() -> Iterator[Entry]:
 
 
 def _others() -> Iterator[Entry]:
-    backward: dict[str, object] = {"POSITIONS": False, "positions": None}
-    statistics = {"HEADS": HEADS * GROUP, "D": DIM, "ROWS": 8}
+    backward: Constants = {"POSITIONS": False, "positions": None}
+    statistics: Constants = {"HEADS": HEADS * GROUP, "D": DIM, "ROWS": 8}
     yield _entry("row_statistics", triton_backward.row_statistics, statistics, 4, None)
-    packed = {"SIZE": 0, "ROWS": 16, "STATISTICS": True, "table": None}
+    packed: Constants = {"SIZE": 0, "ROWS": 16, "STATISTICS": True, "table": None}
     slow: dict[str, Any] = {"spills_allowed": ("sm_90", "gfx942", "gfx950")}  # the slow form
     yield _entry("fma32.packed", triton_fma32.forward_rows, _SHAPE | backward | packed, 4, None, **slow)
     yield _entry(
         "fma32.query_gradients", triton_fma32.query_gradients, _SHAPE | backward | {"ROWS": 16}, 4, None, **slow
     )
     yield _entry("fma32.key_gradients", triton_fma32.key_gradients, _SHAPE | backward, 4, None, **slow)
-    pages: dict[str, object] = {"HEADS": HEADS, "SIZE": 16, "D": DIM, "ROWS": HEADS, "WIDTH": DIM}
+    pages: Constants = {"HEADS": HEADS, "SIZE": 16, "D": DIM, "ROWS": HEADS, "WIDTH": DIM}
     yield _entry("write_pages", triton_write.write_pages, pages, 1, None)
 
 
