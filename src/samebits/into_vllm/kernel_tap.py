@@ -28,6 +28,7 @@ class TracedKernels:
         self._attention = decoder.attention
         self._layer = 0
         self._turned = 0
+        self._tokens = 0
         self._outputs: dict[int, tuple[int, str, str]] = {}  # weight -> layer, point of the stream, point written
         for layer, w in enumerate(decoder.layers):
             self._outputs |= {

@@ -103,13 +103,14 @@ class WorkerTrace:
             self.recorder.note(Point(self._layers, "logits"), logits, kind="last")
 
     def _after_sampler(self, sampler: Any, args: Any, kwargs: dict[str, Any], out: SamplerOutput) -> None:
-        if not self._last:
+        scored = out.logprobs_tensors
+        if not self._last or scored is None:
             return
         rows = len(self._last)
         given = kwargs["sampling_metadata"].temperature
         temperature = torch.zeros(rows) if given is None else given[:rows].float()
         temperature = torch.where(temperature > 0, temperature, 1.0)
-        scores = out.logprobs_tensors.logprobs[:rows, :1]
+        scores = scored.logprobs[:rows, :1]
         self.recorder.note(TARGETS, out.sampled_token_ids[:rows].long(), kind="last")
         self.recorder.note(TEMPERATURE, temperature[:, None], kind="last")
         self.recorder.note(Point(self._layers, "logp"), scores, kind="last")
