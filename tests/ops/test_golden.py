@@ -157,7 +157,7 @@ def test_new_and_removed_cases_and_ops_are_problems_until_they_are_recorded(benc
 
 
 def test_a_case_with_another_number_of_outputs_is_noticed(bench: Bench) -> None:
-    two = dataclasses.replace(numbers("a"), left=lambda: [torch.ones(4), torch.ones(4)])
+    two = dataclasses.replace(numbers("a"), left=lambda _: [torch.ones(4), torch.ones(4)])
     (line,) = bench.keeper(two, numbers("b", 2.0)).problems("linear")
     assert line == "linear a: 2 outputs, recorded under linear@1 are 1"
 
