@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import samebits
+from samebits.evidence.routes import check_routes
 from samebits.evidence.store import RunDirectory
 from samebits.evidence.verdict import Verdict
 from samebits.evidence.verify import verify
@@ -328,6 +329,31 @@ def test_a_compiled_native_engine_proves_its_route(tmp_path: Path, name: str) ->
     reseal(run)
     found = verify(run)
     assert found.problems == () if message is None else message in found.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("counters", "message"),
+    [
+        ({"linear": 0, "linear_logp": 4}, None),
+        ({"linear": 1, "linear_logp": 4}, "linear is declared native, but a samebits kernel counted 1"),
+        ({"linear": 0, "linear_logp": 3}, "logprob is said to have run 4 times by samebits, its kernels counted 3"),
+    ],
+)
+def test_a_native_linear_beside_a_strict_log_probability(counters: dict[str, int], message: str | None) -> None:
+    """The trainer of M001: its own projections, and our LM head fused with the log-probability."""
+    module = {"boundary": "linear", "route": "P", "implementation": "megatron.Linear", "calls": 4}
+    logp = {"group": "logp", "boundary": "logprob", "route": "R", "implementation": "samebits.linear_logp", "calls": 4}
+    record = {
+        "role": "trainer",
+        "rank": 0,
+        "mode": "eager",
+        "contract": "c",
+        "modules": {"a": {**module, "group": "attention"}, "f": {**module, "group": "ffn"}, "l": logp},
+        "counters": counters,
+        "kernels": "0" * 64,
+    }
+    found = check_routes([record], {"attention": "P/P", "ffn": "P/P", "logp": "R/R"}, "c", 1, 0, 0)
+    assert found == [] if message is None else message in found[0]
 
 
 def pretend(run: Path, name: str, size: int) -> None:
