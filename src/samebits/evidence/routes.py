@@ -79,7 +79,7 @@ def check_routes(
     missing = [name for name in wanted if name not in seen]
     if missing:
         return [f"no route record of {missing[0]}"]
-    untrained = sorted(set(cases) - trained)
+    untrained = sorted(set(cases) - trained) if ranks else []
     return [f"no trainer rank called any module of {', '.join(untrained)}"] if untrained else []
 
 
