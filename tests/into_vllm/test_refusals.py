@@ -203,3 +203,23 @@ def test_configuration_is_checked() -> None:
     with pytest.raises(ValueError, match="case of ffn must be 'R' or 'P'"):
         RolloutCase(ffn="X")  # type: ignore[arg-type]
     assert QWEN3["architectures"] == ["Qwen3ForCausalLM"]
+
+
+@pytest.mark.filterwarnings("ignore")  # vLLM's own imports warn about its dependencies
+def test_a_setting_may_be_missing_only_where_older_releases_lack_it() -> None:
+    from samebits.into_vllm.layers import Routed
+
+    class Layer(Routed):
+        newer = frozenset({"parallel_group"})
+
+        def wants(self) -> dict[str, Any]:
+            return {"parallel_group": None, "gather_output": False}
+
+    layer = Layer()
+    with pytest.raises(AttributeError, match="gather_output"):
+        layer.take("model.layers.0", 1)
+    layer.gather_output = False  # type: ignore[attr-defined]
+    layer.take("model.layers.0", 1)
+    layer.parallel_group = "mine"  # type: ignore[attr-defined]
+    with pytest.raises(NotCovered, match="parallel_group is 'mine'"):
+        layer.take("model.layers.0", 1)
