@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "backends": set(),
     "ops": {"contract", "arithmetic", "backends", "_cpu", "bits"},
     "collectives": {"contract", "arithmetic", "bits", "_cpu"},
-    "linear_logp": {"contract", "bits", "arithmetic", "ops", "collectives"},
+    "linear_logp": {"contract", "bits", "arithmetic", "ops", "backends", "collectives"},
     "patching": set(),
     "evidence": {"contract", "timeline", "bits"},
     "trace": {"bits"},
@@ -33,7 +33,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "contract", "bits", "ops", "backends", "collectives", "patching", "timeline", "trace", "env", "_cpu",
     },
     "into_megatron": {
-        "contract", "bits", "ops", "collectives", "linear_logp", "patching", "timeline", "trace", "env", "_cpu",
+        "contract", "bits", "ops", "backends", "collectives", "linear_logp", "patching", "timeline", "trace", "env",
+        "_cpu",
     },
     "into_vime": {"linear_logp", "contract", "ops"},
     "rl": {"contract", "timeline", "bits", "evidence", "trace", "env", "presets"},

@@ -12,6 +12,7 @@ from samebits.into_megatron.plan import TrainLayout
 Route = Literal["R", "P"]
 CpLayout = Literal["zigzag", "allgather"]
 TransportName = Literal["gloo", "shared_memory"]
+Device = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,13 @@ class TrainerConfig:
     again in the backward pass. The vocabulary is padded to a multiple of `vocab_multiple` * `max_tp` rows. The batch
     is cut into `gradient_segments` runs of samples (0: one for each data-parallel rank; 8 with `strict_gradients`,
     which makes gradients, their norm and the weights the same bits in every layout). `transport` carries
-    what our collectives exchange.
+    what our collectives exchange. On `device` cuda rank r computes on card r modulo their number, so that ranks may
+    share one; `threads` means nothing there.
     """
 
     model: str
     reference: str | None = None
+    device: Device = "cpu"
     case: TrainerCase = field(default_factory=TrainerCase)
     tp: int = 1
     sequence_parallel: bool = False
@@ -121,7 +124,10 @@ class TrainerConfig:
             raise ValueError("vpp interleaves the chunks of pipeline ranks; it needs pp > 1")
         if self.cp_layout not in get_args(CpLayout):
             raise ValueError(f"cp_layout must be one of {', '.join(get_args(CpLayout))}, got {self.cp_layout!r}")
-
+        if self.device not in get_args(Device):
+            raise ValueError(f"device must be one of {', '.join(get_args(Device))}, got {self.device!r}")
+        if self.device == "cuda" and self.transport == "shared_memory":
+            raise ValueError("transport shared_memory carries tensors of the host; use gloo with device cuda")
         if self.transport not in get_args(TransportName):
             raise ValueError(f"transport must be one of {', '.join(get_args(TransportName))}, got {self.transport!r}")
 

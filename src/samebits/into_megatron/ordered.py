@@ -47,19 +47,21 @@ def exact_norm(grads: Iterable[Tensor], group: dist.ProcessGroup | None) -> floa
 
     So it does not depend on how the gradients are cut into tensors and ranks. NaN where any of them is not finite.
     """
-    # Squares of 24-bit significands, in two halves of 24 bits, summed as integers for each exponent.
-    sums = torch.zeros(2, _EXPONENTS, dtype=torch.int64)
-    finite = True
+    # Squares of 24-bit significands, in two halves of 24 bits, summed as integers for each exponent: in any order.
+    grads = list(grads)
+    device = grads[0].device if grads else torch.device("cpu")
+    sums = torch.zeros(2, _EXPONENTS, dtype=torch.int64, device=device)
+    finite = torch.ones((), dtype=torch.bool, device=device)
     for grad in grads:
         for piece in grad.detach().reshape(-1).split(_PIECE):
-            finite = finite and bool(torch.isfinite(piece).all())
+            finite &= torch.isfinite(piece).all()
             significand, exponent = torch.frexp(piece)
             square = (significand.double() * 2.0**24).long().square()
             place = exponent.long().clamp(-_LOWEST, _EXPONENTS - 1 - _LOWEST) + _LOWEST
             sums[0].index_add_(0, place, square >> 24)
             sums[1].index_add_(0, place, square & 0xFFFFFF)
-    everyone = gather_states(sums, group).tolist()
-    if not all(gather_states(torch.tensor([finite]), group).flatten().tolist()):
+    everyone = gather_states(sums.cpu(), group).tolist()
+    if not all(gather_states(finite.cpu().view(1), group).flatten().tolist()):
         return math.nan
     total = sum(
         ((high[place] << 24) + low[place]) << (2 * place) for high, low in everyone for place in range(_EXPONENTS)

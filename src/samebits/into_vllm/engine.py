@@ -27,6 +27,7 @@ from samebits.trace import Entry, TracedSequence
 
 _GIB = 1 << 30
 _LOWEST_TEMPERATURE = 0.01
+_FREE_AT_START = 0.01  # of the card: others live there, and the cache has a size of its own
 
 
 class EngineRefused(RuntimeError):
@@ -320,6 +321,7 @@ def _arguments(config: EngineConfig, plan: RoutePlan) -> dict[str, Any]:
         "enable_prefix_caching": config.prefix_caching,
         "enable_chunked_prefill": True,
         "kv_cache_memory_bytes": int(config.kv_cache_gib * _GIB),
+        **({"gpu_memory_utilization": _FREE_AT_START} if config.device == "cuda" else {}),
         "disable_log_stats": True,
     }
 

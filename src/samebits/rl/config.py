@@ -26,6 +26,8 @@ class RunConfig(BaseModel):
     ffn_case: Case | None = Field(None, description="case of the feed-forward module alone")
     logp_case: Case | None = Field(None, description="case of the final norm, LM head and log-probability")
 
+    device: Literal["cpu", "cuda"] = Field("cpu", description="what both sides compute on; trainer ranks share cards")
+
     run_dir: str | None = Field(None, description="where the records go; if unset, the next runs/NNNN")
     model: str = Field("preset:arithmetic", description="a Hugging Face directory, or preset:NAME")
     reference_checkpoint: str | None = Field(None, description="model of the KL term; if unset, the start")
@@ -89,6 +91,7 @@ class RunConfig(BaseModel):
     )
     rollout_engines: int = Field(1, ge=1, description="vLLM engines")
     rollout_tp: int = Field(1, ge=1, description="tensor-parallel workers of each engine")
+    kv_cache_gib: float = Field(0.25, gt=0, description="memory of an engine worker for keys and values, in GiB")
     native_compile: bool = Field(False, description="native vLLM, compiled: faster per token, slow to start")
     max_tp: int | None = Field(None, ge=1, description="K segments of row-parallel layers; the larger TP if unset")
     threads: int = Field(0, ge=0, description="CPU threads of one engine or trainer; 0: all that are free")
@@ -138,6 +141,8 @@ class RunConfig(BaseModel):
                 "top_k, top_p and min_p need logp_case R/R: native vLLM does not say which tokens it kept, and native "
                 "Megatron-Core does not renormalise over them"
             )
+        if self.limited and self.device != "cpu":
+            raise ValueError("top_k, top_p and min_p are served on the CPU: leave the limits out, or set device to cpu")
         if self.limited and self.strict_gradients:
             raise ValueError(
                 "strict_gradients does not cover gradients over the tokens that top_k, top_p or min_p kept: "

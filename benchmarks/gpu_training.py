@@ -1,0 +1,162 @@
+"""A training step of Megatron-Core on one GPU: the samebits route beside Megatron's own modules.
+
+`python benchmarks/gpu_training.py --commit HASH [--profile]`. Two trainers on one card, each in its own process, take
+turns, and one waits meanwhile. Peers: Megatron's local modules (TransformerEngine and apex are not installed, so its
+attention writes all scores), and the same with torch's scaled_dot_product_attention in place of that attention. All use
+the same optimizer and gradient norm. Seconds are those of a whole step: forward, loss, backward, norm, clipping, Adam;
+the device is idle before and after.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import struct
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from gpu_timing import origin
+from random_models import COMMON, write_random_model
+from results import save
+from torch import Tensor
+
+from samebits.into_megatron.config import TrainerCase, TrainerConfig
+from samebits.rl.processes import Group, Host
+from samebits.timeline.types import SampleKey, TrainSample
+
+Shape = tuple[int, int]  # samples, tokens of each
+
+PROMPT = 128
+NATIVE = TrainerCase(attention="P", ffn="P", logp="P")
+SIDES = {"samebits": (TrainerCase(), False), "megatron": (NATIVE, False), "megatron, sdpa": (NATIVE, True)}
+
+# What each pair is timed on: Megatron's own attention keeps all scores of all layers, so less fits.
+PAIRS: dict[str, tuple[Shape, ...]] = {"megatron, sdpa": ((8, 1024), (2, 4096)), "megatron": ((4, 1024),)}
+
+
+def samples(count: int, length: int) -> list[TrainSample]:
+    """`count` samples of `length` tokens each; about what such a model says of its tokens."""
+    draw, made = random.Random(5), []
+    for index in range(count):
+        ids = tuple(draw.randrange(COMMON["vocab_size"]) for _ in range(length))
+        bits = struct.unpack("<I", struct.pack("<f", -12.0))[0]
+        logp = (bits,) * (length - PROMPT)
+        made.append(TrainSample(SampleKey(0, index, 0), ids, PROMPT, draw.uniform(-1, 1), logp))
+    return made
+
+
+def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *unused: Any, **more: Any) -> Tensor:
+    """Megatron's core attention, causal, by torch's fused kernel: [s, b, heads, dim] -> [s, b, heads * dim]."""
+    heads = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+    out = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+    return out.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
+
+
+class Side:
+    """One trainer; lives in a process of its own."""
+
+    def __init__(self, config: TrainerConfig, fused: bool) -> None:
+        from megatron.core.transformer.dot_product_attention import DotProductAttention
+
+        from samebits.into_megatron.trainer import TrainerRank
+
+        if fused:
+            DotProductAttention.forward = attend
+        self.trainer = TrainerRank(config, 0)
+        self.batch: list[TrainSample] = []
+
+    def prepare(self, count: int, length: int) -> None:
+        made = samples(count, length)
+        scores = self.trainer.score(made)
+        self.batch = [replace(sample, rollout_logp_bits=scores[sample.key]) for sample in made]
+
+    def step(self, number: int) -> dict[str, float]:
+        return dict(self.trainer.train_step(number, self.batch).seconds)
+
+    def peak(self) -> int:
+        return torch.cuda.max_memory_allocated()
+
+    def profile(self) -> str:
+        """Kernels of one step by time."""
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
+            self.step(0)
+        return str(found.key_averages().table(sort_by="self_cuda_time_total", row_limit=28, max_name_column_width=60))
+
+    def close(self) -> None:
+        self.trainer.close()
+
+
+def measure(model: Path, peer: str, shapes: Sequence[Shape], repeats: int, show: bool) -> list[dict[str, Any]]:
+    """samebits and one peer, side by side: what fits into the card's memory together."""
+    names = ["samebits", peer]
+    group = Group(names, model.parent)
+    largest = max(count * length for count, length in shapes)
+    try:
+        arguments = []
+        for case, fused in (SIDES[name] for name in names):
+            config = TrainerConfig(model=str(model), device="cuda", case=case, lr=1e-6, max_tokens_per_gpu=largest)
+            arguments.append((config, fused))
+        group.gather("start", group.start(Side, arguments), 240)
+        hosts = dict(zip(names, group.hosts, strict=True))
+        found = [record(hosts, peer, shape, repeats) for shape in shapes]
+        if show:
+            for name, host in hosts.items():
+                print(name, host.call("profile").result(), sep="\n", flush=True)
+    finally:
+        group.kill()
+    return found
+
+
+def record(hosts: dict[str, Host], peer: str, shape: Shape, repeats: int) -> dict[str, Any]:
+    taken: dict[str, list[dict[str, float]]] = {name: [] for name in hosts}
+    for host in hosts.values():
+        host.call("prepare", *shape).result()
+    for number in range(repeats + 2):
+        for name, host in hosts.items():
+            seconds = host.call("step", number).result()
+            if number >= 2:
+                taken[name].append(seconds)
+    parts = {name: {part: median(step[part] for step in steps) for part in steps[0]} for name, steps in taken.items()}
+    ours, theirs = parts["samebits"]["total"], parts[peer]["total"]
+    return {
+        "what": "training step",
+        "shape": "x".join(map(str, shape)),
+        "peer": peer,
+        "samebits_s": ours,
+        "peer_s": theirs,
+        "ratio": theirs / ours,
+        "parts": parts,
+        "peak_bytes": {name: host.call("peak").result() for name, host in hosts.items()},
+        "totals": {name: [step["total"] for step in steps] for name, steps in taken.items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--commit", required=True)
+    parser.add_argument("--size", default="1.7b")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--peers", nargs="*", default=list(PAIRS))
+    parser.add_argument("--profile", action="store_true", help="print the kernels of one step of each")
+    given = parser.parse_args()
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_random_model(Path(folder) / "model", given.size)
+        for peer in given.peers:
+            for each in measure(model, peer, PAIRS[peer], given.repeats, given.profile):
+                print({name: each[name] for name in ("shape", "peer", "samebits_s", "peer_s", "ratio")}, flush=True)
+                print(each["parts"], each["peak_bytes"], flush=True)
+                found.append(each)
+    command = f"python benchmarks/gpu_training.py --size {given.size} --repeats {given.repeats}"
+    save("gpu_training", {"command": command, "origin": origin(given.commit), "model": given.size, "records": found})
+
+
+if __name__ == "__main__":
+    main()
