@@ -10,6 +10,7 @@ the device is idle before and after.
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import struct
 import tempfile
@@ -21,11 +22,13 @@ from typing import Any
 
 import torch
 from gpu_timing import origin
-from random_models import COMMON, write_random_model
+from random_models import COMMON, QWEN3
 from results import save
 from torch import Tensor
 
 from samebits.into_megatron.config import TrainerCase, TrainerConfig
+from samebits.into_megatron.model import ModelShape
+from samebits.into_megatron.weights import EMBEDDING, HEAD, parameter_map
 from samebits.rl.processes import Group, Host
 from samebits.timeline.types import SampleKey, TrainSample
 
@@ -57,14 +60,33 @@ def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor,
     return out.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
 
 
+def random_parameters(path: str, shape: ModelShape, ranks: int, rank: int) -> dict[str, Tensor]:
+    """What `load_parameters` would read from a model: made on the card, normal with deviation 0.02, norms 1."""
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def made(name: str, size: tuple[int, ...]) -> Tensor:
+        if "norm" in name:
+            return torch.ones(size, dtype=torch.bfloat16, device="cuda")
+        return torch.randn(size, generator=generator, dtype=torch.bfloat16, device="cuda") * 0.02
+
+    shard = {}
+    for entry in parameter_map(shape):
+        shard[entry.name] = entry.pack([made(entry.name, size) for size in entry.shapes], rank, ranks)
+    if shape.tied:
+        shard[HEAD] = shard[EMBEDDING]
+    return shard
+
+
 class Side:
     """One trainer; lives in a process of its own."""
 
     def __init__(self, config: TrainerConfig, fused: bool) -> None:
         from megatron.core.transformer.dot_product_attention import DotProductAttention
 
+        from samebits.into_megatron import building
         from samebits.into_megatron.trainer import TrainerRank
 
+        building.load_parameters = random_parameters
         if fused:
             DotProductAttention.forward = attend
         self.trainer = TrainerRank(config, 0)
@@ -96,7 +118,7 @@ class Side:
 def measure(model: Path, peer: str, shapes: Sequence[Shape], repeats: int, show: bool) -> list[dict[str, Any]]:
     """samebits and one peer, side by side: what fits into the card's memory together."""
     names = ["samebits", peer]
-    group = Group(names, model.parent)
+    group = Group(names, model)
     largest = max(count * length for count, length in shapes)
     try:
         arguments = []
@@ -112,6 +134,21 @@ def measure(model: Path, peer: str, shapes: Sequence[Shape], repeats: int, show:
     finally:
         group.kill()
     return found
+
+
+def alone(model: Path, shape: Shape, repeats: int) -> dict[str, Any]:
+    """samebits with recomputed layers and no peer, where a card holds one trainer."""
+    config = TrainerConfig(model=str(model), device="cuda", lr=1e-6, recompute=True, max_tokens_per_gpu=1 << 20)
+    side = Side(config, fused=False)
+    side.prepare(*shape)
+    steps = [side.step(number) for number in range(repeats + 2)][2:]
+    return {
+        "what": "training step, recomputed layers",
+        "shape": "x".join(map(str, shape)),
+        "parts": {part: median(step[part] for step in steps) for part in steps[0]},
+        "peak_bytes": side.peak(),
+        "totals": [step["total"] for step in steps],
+    }
 
 
 def record(hosts: dict[str, Host], peer: str, shape: Shape, repeats: int) -> dict[str, Any]:
@@ -144,11 +181,16 @@ def main() -> None:
     parser.add_argument("--size", default="1.7b")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--peers", nargs="*", default=list(PAIRS))
+    parser.add_argument("--alone", action="store_true", help="no peer: print what one trainer takes")
     parser.add_argument("--profile", action="store_true", help="print the kernels of one step of each")
     given = parser.parse_args()
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        model = write_random_model(Path(folder) / "model", given.size)
+        model = Path(folder)
+        (model / "config.json").write_text(json.dumps({**COMMON, **QWEN3[given.size]}))
+        if given.alone:
+            print(alone(model, (1, 1024), given.repeats), flush=True)
+            return
         for peer in given.peers:
             for each in measure(model, peer, PAIRS[peer], given.repeats, given.profile):
                 print({name: each[name] for name in ("shape", "peer", "samebits_s", "peer_s", "ratio")}, flush=True)

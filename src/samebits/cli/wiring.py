@@ -79,6 +79,7 @@ def engine_arguments(config: RunConfig, inputs: Inputs, contract: RunContract, i
             model=str(inputs.model),
             device=config.device,
             kv_cache_gib=config.kv_cache_gib,
+            graphs=config.rollout_graphs,
             case=RolloutCase(**routes),  # type: ignore[arg-type]
             tp=config.rollout_tp,
             max_tp=config.segments,
@@ -118,6 +119,7 @@ def trainer_arguments(
         vocab_multiple=config.train_vocab_multiple,
         strict_gradients=config.strict_gradients,
         transport=config.train_transport,
+        weight_transfer=config.weight_transfer,
         gradient_segments=config.gradient_segments,
         max_tp=config.segments,
         contract=contract.digest() if "R" in routes.values() else "",

@@ -13,6 +13,7 @@ Route = Literal["R", "P"]
 CpLayout = Literal["zigzag", "allgather"]
 TransportName = Literal["gloo", "shared_memory"]
 Device = Literal["cpu", "cuda"]
+WeightTransfer = Literal["files", "cuda_ipc"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class TrainerConfig:
     is cut into `gradient_segments` runs of samples (0: one for each data-parallel rank; 8 with `strict_gradients`,
     which makes gradients, their norm and the weights the same bits in every layout). `transport` carries
     what our collectives exchange. On `device` cuda rank r computes on card r modulo their number, so that ranks may
-    share one; `threads` means nothing there.
+    share one; `threads` means nothing there. `weight_transfer` is how exported weights are handed on.
     """
 
     model: str
@@ -96,6 +97,7 @@ class TrainerConfig:
     max_tokens_per_gpu: int = 4096
     threads: int = 1
     transport: TransportName = "gloo"
+    weight_transfer: WeightTransfer = "files"
     rendezvous: str = ""
     timeout_seconds: int = 600
 
@@ -126,6 +128,12 @@ class TrainerConfig:
             raise ValueError(f"cp_layout must be one of {', '.join(get_args(CpLayout))}, got {self.cp_layout!r}")
         if self.device not in get_args(Device):
             raise ValueError(f"device must be one of {', '.join(get_args(Device))}, got {self.device!r}")
+        if self.weight_transfer not in get_args(WeightTransfer):
+            raise ValueError(
+                f"weight_transfer must be one of {', '.join(get_args(WeightTransfer))}, got {self.weight_transfer!r}"
+            )
+        if self.weight_transfer == "cuda_ipc" and self.device != "cuda":
+            raise ValueError("weight_transfer cuda_ipc lends tensors of a card: set device to cuda, or use files")
         if self.device == "cuda" and self.transport == "shared_memory":
             raise ValueError("transport shared_memory carries tensors of the host; use gloo with device cuda")
         if self.transport not in get_args(TransportName):

@@ -32,12 +32,19 @@ def ordered_sum(values: Tensor) -> float:
 def gradient_norm(grads: Iterable[Tensor], group: dist.ProcessGroup | None) -> float:
     """Euclidean norm of this rank's gradients together with those of its group's other ranks, in float64.
 
-    Per tensor, then over tensors in the given order, then over ranks in rank order.
+    Per tensor, then over tensors in the given order, then over ranks in rank order. On a GPU per block of a tensor,
+    then over the blocks of all tensors.
     """
-    total = 0.0
-    for grad in grads:
-        wide = grad.detach().to(torch.float64)
-        total += ordered_sum(wide * wide)
+    found = list(grads)
+    if found and found[0].is_cuda:
+        from samebits.into_megatron.norm_kernel import sums_of_squares
+
+        total = ordered_sum(sums_of_squares([grad.detach() for grad in found]))
+    else:
+        total = 0.0
+        for grad in found:
+            wide = grad.detach().to(torch.float64)
+            total += ordered_sum(wide * wide)
     everyone = gather_states(torch.tensor([total], dtype=torch.float64), group)
     return sum(everyone.flatten().tolist()) ** 0.5
 
@@ -80,5 +87,4 @@ def clip_gradients(grads: Iterable[Tensor], norm: float, limit: float) -> None:
         return
     scale = limit / (norm + 1e-6)
     if scale < 1.0:
-        for grad in grads:
-            grad.mul_(scale)
+        torch._foreach_mul_(list(grads), scale)

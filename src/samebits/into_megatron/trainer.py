@@ -13,8 +13,9 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from samebits.bits import digest
+from samebits.bits import digests
 from samebits.collectives import shared_fate
+from samebits.collectives.lending import lend
 from samebits.into_megatron import cpu_stand_ins, layout
 from samebits.into_megatron.batches import micro_batches
 from samebits.into_megatron.building import build_chunks, build_optimizer, build_scorer, served_shape, wrap
@@ -70,6 +71,7 @@ class TrainerRank:
         self.optimizer = build_optimizer(config, list(self.policy))
         self._watched: dict[int, int] = {}
         self._entries: list[Entry] = []
+        self._lent: dict[str, Tensor] = {}
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """This rank's parameters under the names that they have in the whole model."""
@@ -95,6 +97,7 @@ class TrainerRank:
 
         The loss is the mean over all active tokens of the batch, however it is cut into micro-batches and ranks.
         """
+        self._lent.clear()
         self._check(samples)
         self._check_identities(samples)
         started = time.perf_counter()
@@ -280,14 +283,22 @@ class TrainerRank:
     def export(self, path: str) -> dict[str, str]:
         """Write the weights under Hugging Face names as `path`/model.safetensors (rank 0), return their digests.
 
-        All ranks must call it. Ranks other than the first return an empty dict.
+        With weight_transfer cuda_ipc the tensors stay where they are and are lent to other processes through a file in
+        `path`, until the next training step or export. All ranks must call it. Ranks other than the first return an
+        empty dict.
         """
+        self._lent.clear()
         shards = gather_parameters([chunk.module for chunk in self.policy], self.shape)
         if self.rank != 0:
             return {}
-        whole = {name: tensor.cpu() for name, tensor in from_megatron(shards, self.shape).items()}
-        save_tensors(whole, Path(path))
-        return {name: digest(tensor) for name, tensor in whole.items()}
+        whole = from_megatron(shards, self.shape)
+        if self.config.weight_transfer == "cuda_ipc":
+            self._lent = whole
+            lend(whole, Path(path))
+        else:
+            whole = {name: tensor.cpu() for name, tensor in whole.items()}
+            save_tensors(whole, Path(path))
+        return digests(whole)
 
     def proof(self) -> dict[str, Any]:
         """What this process computed with: routes and calls per boundary, kernel counters, patches in place."""

@@ -89,8 +89,12 @@ class RunConfig(BaseModel):
     train_transport: Literal["gloo", "shared_memory"] = Field(
         "gloo", description="what carries the collectives of trainer ranks: the network, or memory of one host"
     )
+    weight_transfer: Literal["files", "cuda_ipc"] = Field(
+        "files", description="how new weights reach the engines: as files, or read on the card that both sides share"
+    )
     rollout_engines: int = Field(1, ge=1, description="vLLM engines")
     rollout_tp: int = Field(1, ge=1, description="tensor-parallel workers of each engine")
+    rollout_graphs: bool = Field(True, description="on a GPU, engines replay captured graphs on route R")
     kv_cache_gib: float = Field(0.25, gt=0, description="memory of an engine worker for keys and values, in GiB")
     native_compile: bool = Field(False, description="native vLLM, compiled: faster per token, slow to start")
     max_tp: int | None = Field(None, ge=1, description="K segments of row-parallel layers; the larger TP if unset")
@@ -120,6 +124,11 @@ class RunConfig(BaseModel):
         self._check_tree()
         if self.native_compile and set(self.routes("rollout").values()) != {"P"}:
             raise ValueError("native_compile is for a native rollout side: set case to P/P (or R/P), or leave it out")
+        if self.weight_transfer == "cuda_ipc" and (self.device != "cuda" or self.rollout_tp > 1):
+            raise ValueError(
+                "weight_transfer cuda_ipc needs both sides on one card: set device to cuda and rollout_tp to 1, or use "
+                "files"
+            )
         if self.rollout_engines > self.prompts_per_step:
             raise ValueError(
                 f"rollout_engines {self.rollout_engines} exceeds the {self.prompts_per_step} prompts per step; "
