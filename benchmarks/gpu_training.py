@@ -26,7 +26,8 @@ from random_models import COMMON, QWEN3
 from results import save
 from torch import Tensor
 
-from samebits.into_megatron.config import TrainerCase, TrainerConfig
+from samebits.contract.routes import ModuleRoutes
+from samebits.into_megatron.config import TrainerConfig
 from samebits.into_megatron.model import ModelShape
 from samebits.into_megatron.weights import EMBEDDING, HEAD, parameter_map
 from samebits.rl.processes import Group, Host
@@ -35,8 +36,8 @@ from samebits.timeline.types import SampleKey, TrainSample
 Shape = tuple[int, int]  # samples, tokens of each
 
 PROMPT = 128
-NATIVE = TrainerCase(attention="P", ffn="P", logp="P")
-SIDES = {"samebits": (TrainerCase(), False), "megatron": (NATIVE, False), "megatron, sdpa": (NATIVE, True)}
+NATIVE = ModuleRoutes(attention="P", ffn="P", logp="P")
+SIDES = {"samebits": (ModuleRoutes(), False), "megatron": (NATIVE, False), "megatron, sdpa": (NATIVE, True)}
 
 # What each pair is timed on: Megatron's own attention keeps all scores of all layers, so less fits.
 PAIRS: dict[str, tuple[Shape, ...]] = {"megatron, sdpa": ((8, 1024), (2, 4096)), "megatron": ((4, 1024),)}

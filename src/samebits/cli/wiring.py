@@ -60,7 +60,8 @@ def _arithmetic(config: RunConfig) -> str:
 
 def engine_arguments(config: RunConfig, inputs: Inputs, contract: RunContract, index: int) -> tuple[EngineConfig]:
     """Arguments of `build_engine` for one engine. Raises ValueError for what vLLM cannot do."""
-    from samebits.into_vllm.config import EngineConfig, RolloutCase
+    from samebits.contract.routes import ModuleRoutes
+    from samebits.into_vllm.config import EngineConfig
     from samebits.into_vllm.topology import check_rollout_layout
     from samebits.rl.inputs import read_object
 
@@ -80,7 +81,7 @@ def engine_arguments(config: RunConfig, inputs: Inputs, contract: RunContract, i
             device=config.device,
             kv_cache_gib=config.kv_cache_gib,
             graphs=config.rollout_graphs,
-            case=RolloutCase(**routes),  # type: ignore[arg-type]
+            case=ModuleRoutes(**routes),  # type: ignore[arg-type]
             tp=config.rollout_tp,
             max_tp=config.segments,
             contract=contract.as_data() if "R" in routes.values() else {},
@@ -98,7 +99,8 @@ def trainer_arguments(
     config: RunConfig, inputs: Inputs, contract: RunContract, rank: int, scratch: Path
 ) -> tuple[TrainerConfig, int]:
     """Arguments of `build_trainer` for one rank. Raises ValueError for what Megatron-Core cannot do."""
-    from samebits.into_megatron.config import TrainerCase, TrainerConfig
+    from samebits.contract.routes import ModuleRoutes
+    from samebits.into_megatron.config import TrainerConfig
     from samebits.into_megatron.model import read_shape
     from samebits.into_megatron.plan import plan
 
@@ -107,7 +109,7 @@ def trainer_arguments(
         model=str(inputs.model),
         device=config.device,
         reference=str(inputs.reference) if config.kl_coef > 0 else None,
-        case=TrainerCase(**routes),  # type: ignore[arg-type]
+        case=ModuleRoutes(**routes),  # type: ignore[arg-type]
         tp=config.train_tp,
         sequence_parallel=config.train_sequence_parallel,
         cp=config.train_cp,
