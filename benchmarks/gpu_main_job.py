@@ -26,6 +26,7 @@ def command(settings: dict[str, Any]) -> str:
         value, flag = settings.get(name, field.default), name.replace("_", "-")
         if value in (field.default, None) or name == "run_dir":
             continue
+        value = Path(value).name if isinstance(value, str) and value.startswith("/") else value
         words.append(f"--{flag}" if value is True else f"--no-{flag}" if value is False else f"--{flag} {value}")
     return " ".join(words)
 
@@ -65,12 +66,13 @@ def collected(run: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--commit", required=True)
+    parser.add_argument("--note", default="", help="what a reader must know besides")
     parser.add_argument("runs", nargs="+", type=Path)
     given = parser.parse_args()
     records = [collected(run) for run in given.runs]
     for record in records:
         print(record["verdict"], record["compared_tokens"], record["mismatch_count"], record["command"])
-    save("gpu_main_job", {"commit": given.commit, "records": records})
+    save("gpu_main_job", {"commit": given.commit, "note": given.note, "records": records})
 
 
 if __name__ == "__main__":
