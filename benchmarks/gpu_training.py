@@ -1,6 +1,6 @@
 """A training step of Megatron-Core on one GPU: the samebits route beside Megatron's own modules.
 
-`python benchmarks/gpu_training.py --commit HASH [--profile]`. Two trainers on one card, each in its own process, take
+`python benchmarks/gpu_training.py --commit HASH`. Two trainers on one card, each in its own process, take
 turns, and one waits meanwhile. Peers: Megatron's local modules (TransformerEngine and apex are not installed, so its
 attention writes all scores), and the same with torch's scaled_dot_product_attention in place of that attention. All use
 the same optimizer and gradient norm. Seconds are those of a whole step: forward, loss, backward, norm, clipping, Adam;
@@ -104,20 +104,25 @@ class Side:
     def peak(self) -> int:
         return torch.cuda.max_memory_allocated()
 
-    def profile(self) -> str:
-        """Kernels of one step by time."""
+    def profile(self) -> dict[str, float]:
+        """The kernels of one step that take the device longest, in ms, and "all" of them."""
+        from torch.autograd import DeviceType
         from torch.profiler import ProfilerActivity, profile
 
         with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
             self.step(0)
-        return str(found.key_averages().table(sort_by="self_cuda_time_total", row_limit=28, max_name_column_width=60))
+        events = [event for event in found.key_averages() if event.device_type == DeviceType.CUDA]
+        taken = sorted(((event.key, event.self_device_time_total / 1e3) for event in events), key=lambda pair: -pair[1])
+        return {"all": sum(ms for _, ms in taken), **dict(taken[:12])}
 
     def close(self) -> None:
         self.trainer.close()
 
 
-def measure(model: Path, peer: str, shapes: Sequence[Shape], repeats: int, show: bool) -> list[dict[str, Any]]:
-    """samebits and one peer, side by side: what fits into the card's memory together."""
+def measure(
+    model: Path, peer: str, shapes: Sequence[Shape], repeats: int
+) -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]:
+    """samebits and one peer, side by side (what fits into the card's memory together): records, and kernels of each."""
     names = ["samebits", peer]
     group = Group(names, model)
     largest = max(count * length for count, length in shapes)
@@ -129,12 +134,10 @@ def measure(model: Path, peer: str, shapes: Sequence[Shape], repeats: int, show:
         group.gather("start", group.start(Side, arguments), 240)
         hosts = dict(zip(names, group.hosts, strict=True))
         found = [record(hosts, peer, shape, repeats) for shape in shapes]
-        if show:
-            for name, host in hosts.items():
-                print(name, host.call("profile").result(), sep="\n", flush=True)
+        kernels = {name: host.call("profile").result() for name, host in hosts.items()}
     finally:
         group.kill()
-    return found
+    return found, kernels
 
 
 def alone(model: Path, shape: Shape, repeats: int) -> dict[str, Any]:
@@ -183,9 +186,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--peers", nargs="*", default=list(PAIRS))
     parser.add_argument("--alone", action="store_true", help="no peer: print what one trainer takes")
-    parser.add_argument("--profile", action="store_true", help="print the kernels of one step of each")
     given = parser.parse_args()
-    found = []
+    found: list[dict[str, Any]] = []
+    profile: dict[str, Any] = {"unit": "ms of the device in one step"}
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder)
         (model / "config.json").write_text(json.dumps({**COMMON, **QWEN3[given.size]}))
@@ -193,12 +196,15 @@ def main() -> None:
             print(alone(model, (1, 1024), given.repeats), flush=True)
             return
         for peer in given.peers:
-            for each in measure(model, peer, PAIRS[peer], given.repeats, given.profile):
+            records, kernels = measure(model, peer, PAIRS[peer], given.repeats)
+            profile = {**kernels, "shape": records[-1]["shape"], **profile}  # the first pair's stay
+            for each in records:
                 print({name: each[name] for name in ("shape", "peer", "samebits_s", "peer_s", "ratio")}, flush=True)
                 print(each["parts"], each["peak_bytes"], flush=True)
                 found.append(each)
     command = f"python benchmarks/gpu_training.py --size {given.size} --repeats {given.repeats}"
-    save("gpu_training", {"command": command, "origin": origin(given.commit), "model": given.size, "records": found})
+    measured = {"model": given.size, "records": found, "profile": profile}
+    save("gpu_training", {"command": command, "origin": origin(given.commit), **measured})
 
 
 if __name__ == "__main__":
