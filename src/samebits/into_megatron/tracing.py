@@ -167,7 +167,8 @@ class ChunkTrace:
         start, whole = self._columns(flat.shape[1], sharers)
         for keys, rows in self._placed.keys(self._traced):
             if len(rows):
-                self.recorder.note_prefixes(layer, name, flat.index_select(0, keys), rows, start=start, whole=whole)
+                held = flat.index_select(0, keys.to(flat.device))
+                self.recorder.note_prefixes(layer, name, held, rows, start=start, whole=whole)
 
     def _columns(self, width: int, sharers: int = 1) -> tuple[int, int]:
         """First column and width of the whole row, of a part that so many neighbouring ranks hold alike."""
@@ -225,7 +226,7 @@ class ChunkTrace:
         assert self._batch is not None
         rows = self.recorder.rows()
         number = torch.full((self._batch.ids.numel(),), -1)
-        number[self._batch.rows] = torch.arange(len(self._batch.rows))
+        number[self._batch.rows.cpu()] = torch.arange(len(self._batch.rows))
         active = number[rows.row] >= 0
         self.recorder.place(Rows(number[rows.row][active], rows.sequence[active], rows.index[active]), "active")
 
