@@ -143,3 +143,12 @@ def test_ranks_that_share_a_card_change_no_bit(
 def test_a_wrong_epsilon_on_one_rank_is_noticed(one: Results, several: dict[int, Results]) -> None:
     for what in ("score", "logp0", "norms"):
         assert first_difference(several[2]("epsilon", what), one("strict", what)) is not None, what
+
+
+def test_squares_of_gradients_are_added_in_one_order() -> None:
+    from samebits.into_megatron.ordered import gradient_norm
+
+    gradients = [torch.randn(size, device="cuda") for size in (40_000, 3, 16_384)]
+    found = gradient_norm(gradients, None)
+    assert found == gradient_norm([gradient.clone() for gradient in gradients], None)
+    assert found == pytest.approx(gradient_norm([gradient.cpu() for gradient in gradients], None), rel=1e-12)
