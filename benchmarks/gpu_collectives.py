@@ -140,7 +140,9 @@ def main() -> None:
         for m, mode in enumerate(MODES)
         for s, size in enumerate(SIZES)
     ]  # fmt: skip
-    save("gpu_collectives", {"origin": origin(arguments.commit), "ranks": arguments.ranks, "records": records})
+    command = f"python benchmarks/gpu_collectives.py --ranks {arguments.ranks}" + " --vllm" * arguments.vllm
+    head = {"origin": origin(arguments.commit), "command": command, "ranks": arguments.ranks}
+    save("gpu_collectives", {**head, "records": records})
     for record in records:
         times = ", ".join(f"{side} {record[side] * 1e6:.1f}" for side in SIDES if side in record)
         print(record["mode"], f"{record['bytes'] // 1024} KiB:", times, "us")

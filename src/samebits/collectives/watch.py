@@ -33,7 +33,7 @@ class Watch:
         """`name` is the same on every rank and new in the group; `timeout` is how many seconds a kernel may wait."""
         if not timeout > 0:
             raise ValueError(f"timeout must be positive, got {timeout}")
-        self.words = torch.zeros(1 + group.size(), dtype=torch.int64, pin_memory=True)
+        self.words = torch.zeros(1 + group.size(), dtype=torch.int64, pin_memory=torch.cuda.is_available())
         self._view = self.words.numpy()
         self._rank, self._peers, self._timeout = group.rank(), peers, timeout
         self._store = dist.distributed_c10d._get_process_group_store(group)
