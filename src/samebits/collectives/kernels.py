@@ -61,7 +61,7 @@ def fold_stacked(
 ):  # fmt: skip
     """stacked [RANKS, n] fp32 -> out [n]: the balanced tree over neighbouring rows."""
     count_launch(counter)
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < n
     row = tl.full((), 0, tl.int64) + n  # n may be a constant
     total = _stacked_tree(stacked, at, mask, row, 0, RANKS)
