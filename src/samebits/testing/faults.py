@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fault:
-    """Replacements in one file of csrc/ (each text occurs there once), or one compiler flag.
+    """Replacements in one file (of csrc/, or of the package for Triton kernels), or one compiler flag.
 
-    `op` names the cases that must notice; `isa` is set where the code exists for one instruction set only;
-    `quick` ones are tried by every test run, all of them by `make sabotage`.
+    Each text occurs once in the file. `op` names the cases that must notice, under `arithmetic`; `isa` is set where
+    the code exists for one instruction set only; `quick` ones are tried by every test run, all by `make sabotage`.
     """
 
     name: str
@@ -20,6 +20,7 @@ class Fault:
     flag: str = ""
     isa: str = ""
     quick: bool = False
+    arithmetic: str = "fma32"
 
     def __str__(self) -> str:
         return f"{self.op}: {self.name}"
