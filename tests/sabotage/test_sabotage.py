@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from samebits.testing import faults_gpu
 from samebits.testing.cases import OPS
 from samebits.testing.faults import FAULTS, Fault
 from samebits.testing.sabotage import ROOT, Inspection, Workshop
+from samebits.testing.sabotage_gpu import faulty
 
 QUICK = [fault for fault in FAULTS if fault.quick]
 
@@ -45,3 +47,15 @@ def test_faults_fit_the_kernels_of_today() -> None:
 def test_every_operator_has_faults_and_cases() -> None:
     assert {fault.op for fault in FAULTS} == set(OPS)
     assert len(FAULTS) >= 50
+
+
+@pytest.mark.parametrize("fault", faults_gpu.FAULTS, ids=str)
+def test_faults_fit_the_triton_kernels_of_today(fault: Fault) -> None:
+    text = (ROOT / "src/samebits" / fault.file).read_text()
+    compile(faulty(fault, text), fault.file, "exec")
+    with pytest.raises(ValueError, match="bring the fault up to date"):
+        faulty(fault, text.replace(fault.edits[0][0], ""))
+
+
+def test_every_operator_with_triton_kernels_has_faults_in_them() -> None:
+    assert {fault.op for fault in faults_gpu.FAULTS} == set(OPS) - {"sample_support"}

@@ -1,4 +1,4 @@
-"""check_kernels.py OP ARITHMETIC MEMORY [ENOUGH]: run the conformance cases of an op with the Triton kernels, on a card.
+"""check_kernels.py OP ARITHMETIC MEMORY [ENOUGH]: run an op's conformance cases with the Triton kernels, on a card.
 
 The last line printed is JSON: where this package lies, how many cases ran and which of them see a difference; with
 ENOUGH it ends after so many. What the definitions give is kept in the file MEMORY, as in check_library.py.

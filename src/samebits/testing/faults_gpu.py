@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from samebits.testing.faults import Fault
 
-_LINEAR, _NORM, _ROTARY, _SWIGLU = "ops/linear/kernels.py", "ops/rms_norm/triton.py", "ops/rotary/triton.py", "ops/swiglu/triton.py"
-_LOGPROB, _SAMPLE, _EMBEDDING = "ops/logprob/kernels.py", "ops/sample/kernels.py", "ops/embedding/triton.py"
-_SOFTMAX, _ROWS, _FORWARD = "ops/attention/triton_softmax.py", "ops/attention/triton_rows.py", "ops/attention/triton_forward.py"
-_GLUON, _DECODE, _BACKWARD = "ops/attention/gluon_forward.py", "ops/attention/gluon_split.py", "ops/attention/triton_backward.py"
+_LINEAR, _LOGPROB, _SAMPLE = (f"ops/{op}/kernels.py" for op in ("linear", "logprob", "sample"))
+_NORM, _ROTARY, _SWIGLU, _EMBEDDING = (f"ops/{op}/triton.py" for op in ("rms_norm", "rotary", "swiglu", "embedding"))
+_SOFTMAX, _ROWS, _FORWARD, _BACKWARD = (
+    f"ops/attention/triton_{part}.py" for part in ("softmax", "rows", "forward", "backward")
+)
+_GLUON, _DECODE = "ops/attention/gluon_forward.py", "ops/attention/gluon_split.py"
 
 FAULTS: tuple[Fault, ...] = (
     # linear

@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from samebits.testing.faults import Fault
 from samebits.testing.faults_gpu import FAULTS
 
@@ -46,10 +48,8 @@ class Inspector:
         """(names of the cases that notice, number of cases that ran); RuntimeError where they could not run."""
         memory = self.memory / f"{op}.{arithmetic}.json"
         words = ("-m", "samebits.testing.check_kernels", op, arithmetic, memory, enough)
-        done = subprocess.run(
-            [sys.executable, *map(str, words)], capture_output=True, text=True, check=False, timeout=LONGEST,
-            env=os.environ | {"PYTHONPATH": f"{package}:{os.environ.get('PYTHONPATH', '')}"}, cwd=package,
-        )  # fmt: skip
+        command = [sys.executable, *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONGEST, cwd=package)
         if done.returncode != 0:
             raise RuntimeError(f"{op} under {arithmetic} could not run:\n{done.stderr[-2000:]}")
         result = json.loads(done.stdout.splitlines()[-1])
@@ -75,6 +75,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--memory", type=Path, help="where what the definitions give is kept between runs")
     parser.add_argument("--processes", type=int, default=min(12, os.cpu_count() or 1))
     asked = parser.parse_args(words)
+    if not torch.cuda.is_available():
+        print("sabotage_gpu: there is no CUDA device here to run the kernels on", file=sys.stderr)
+        return 2
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(asked.processes) as pool:
         memory = asked.memory or Path(name) / "memory"
         memory.mkdir(parents=True, exist_ok=True)

@@ -199,7 +199,7 @@ KERNELS = (
     *(
         _entry(
             f"forward-row{'-add' * add}", gluon_rows.norm_row,
-            {"W": 4096, "WIDTH": 4096, "ADD": add, "WARPS": 8} | ({} if add else {"residual": None}), 8, "cuda",
+            {"W": 4096, "WIDTH": 4096, "ADD": add, "WARPS": 4} | ({} if add else {"residual": None}), 4, "cuda",
         )
         for add in (False, True)
     ),
