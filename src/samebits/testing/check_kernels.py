@@ -16,8 +16,8 @@ from samebits.testing.check_library import examine
 
 
 def main(op: str, arithmetic: str, memory: Path, enough: int = sys.maxsize) -> None:
-    differ, ran = examine(Subject("triton", "cuda", arithmetic), op, memory, enough)
-    print(json.dumps({"package": samebits.__path__[0], "cases": ran, "differ": differ}))
+    noticed, ran = examine(Subject("triton", "cuda", arithmetic), op, memory, enough)
+    print(json.dumps({"package": samebits.__path__[0], "noticed": noticed, "cases": ran}))
 
 
 if __name__ == "__main__":

@@ -32,11 +32,11 @@ def examine(subject: Subject, op: str, memory: Path, enough: int = sys.maxsize) 
     """(names of the cases of `op` that see a difference, cases that ran); stops after `enough` of them have."""
     first = not memory.exists()
     known: dict[str, list[str]] = {} if first else json.loads(memory.read_text())
-    differ: list[str] = []
+    noticed: list[str] = []
     ran = 0
     for case in cases(op):
         wanted = known.get(case.name)
-        if wanted == REFUSED or not applies(case, subject) or len(differ) == enough:
+        if wanted == REFUSED or not applies(case, subject) or len(noticed) == enough:
             continue
         ran += 1
         try:
@@ -50,16 +50,16 @@ def examine(subject: Subject, op: str, memory: Path, enough: int = sys.maxsize) 
         if first and wanted is not None and (case.by_definition or wanted == REFUSED):
             known[case.name] = wanted
         if not same:
-            differ.append(case.name)
+            noticed.append(case.name)
     if first:
         memory.write_text(json.dumps(known))
-    return differ, ran
+    return noticed, ran
 
 
 def main(library: str, op: str, memory: Path) -> None:
     load_kernels(library)
-    differ, ran = examine(Subject("cpu"), op, memory)
-    print(json.dumps({"cases": ran, "differ": differ}))
+    noticed, ran = examine(Subject("cpu"), op, memory)
+    print(json.dumps({"noticed": noticed, "cases": ran}))
 
 
 if __name__ == "__main__":

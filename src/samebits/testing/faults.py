@@ -26,6 +26,18 @@ class Fault:
         return f"{self.op}: {self.name}"
 
 
+def with_fault(text: str, fault: Fault) -> str:
+    """A source text made wrong. ValueError when it does not hold what the fault replaces exactly once."""
+    for old, new in fault.edits:
+        if text.count(old) != 1:
+            raise ValueError(
+                f"{fault}: {fault.file} holds {old!r} {text.count(old)} times, wanted once; "
+                "bring the fault up to date with the kernel"
+            )
+        text = text.replace(old, new)
+    return text
+
+
 _CONTRACT = "-ffp-contract=fast"
 _SUPPORT, _KEPT = "kernels/sample_support.cpp", "kernels/kept_head.cpp"
 _GEMM, _LINEAR, _FEW = "kernels/gemm.cpp", "kernels/linear.cpp", "few_rows.h"
