@@ -76,11 +76,15 @@ def main(words: Sequence[str] | None = None) -> int:
 def _inspect(inspector: Inspector, pool: ThreadPoolExecutor) -> int:
     clean = inspector.package("clean")
     jobs = sorted({(fault.op, fault.arithmetic) for fault in FAULTS})
-    for job, (differ, ran) in zip(jobs, pool.map(lambda job: inspector.differing(clean, *job, 1), jobs), strict=True):
+
+    def untouched(job: tuple[str, str]) -> tuple[list[str], int]:
+        return inspector.differing(clean, job[0], job[1], 1)
+
+    for (op, arithmetic), (differ, ran) in zip(jobs, pool.map(untouched, jobs), strict=True):
         if differ:
-            print(f"without any fault {differ} of {' under '.join(job)} differs: the suite is not to be trusted")
+            print(f"without any fault {differ} of {op} under {arithmetic} differs: the suite is not to be trusted")
             return 1
-        print(f"{ran} cases of {' under '.join(job)} see no difference without a fault", flush=True)
+        print(f"{ran} cases of {op} under {arithmetic} see no difference without a fault", flush=True)
 
     def one(number: int) -> tuple[list[str], int]:
         fault = FAULTS[number]
