@@ -337,7 +337,7 @@ def _gpu_arguments(config: EngineConfig) -> dict[str, Any]:
     """Graphs of whole batches without vLLM's compiler where a part is on the samebits route; vLLM's own choice else."""
     if config.case.all_native:
         return {}
-    ours: dict[str, Any] = {"async_scheduling": False}
+    ours: dict[str, Any] = {"async_scheduling": False, "disable_custom_all_reduce": True}
     if config.graphs:
         ours["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL"}
     if config.case.attention == "R":

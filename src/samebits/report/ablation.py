@@ -7,9 +7,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from samebits.ablate.arms import MODULES
 from samebits.ablate.check import AblationVerification, verify_ablation
 from samebits.ablate.table import HEAD, TITLES, cells, notes
+from samebits.contract.routes import MODULES
 from samebits.evidence.store import REPORT, SEAL, TIMELINE, write_whole
 from samebits.evidence.verdict import Verdict
 from samebits.report.charts import lines_chart
