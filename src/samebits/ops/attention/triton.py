@@ -50,8 +50,9 @@ def paged(
     scale: float,
     arithmetic: str,
     how: launch.Split | None = None,
+    rows: launch.Rows | None = None,
 ) -> Tensor:
-    """As the definition; requests with few rows have their chunks spread over programs."""
+    """As the definition; requests with few rows have their chunks spread over programs, the others take `rows`."""
     out, _, _ = _results(q, False, arithmetic)
     size = kv_cache.shape[2]
     tokens, requests, group = q.shape[0], seq_lens.shape[0], q.shape[1] // kv_cache.shape[1]
@@ -63,9 +64,12 @@ def paged(
         few = how.rows
         _split(q, kv_cache, out, seq_lens, query_start_loc, block_table, scale, how, chunks)
     if few == 0 or tokens > requests:  # some request has more than one token
+        if rows is not None and rows.pairs:
+            hopper.forward_pages(q, kv_cache, out, query_start_loc, seq_lens, block_table, few + 1, scale, rows)
+            return out
         index = (query_start_loc, seq_lens, None, block_table, size)
         k, v = _keys_and_values(kv_cache)
-        _rows(q, k, v, out, None, None, *index, scale, arithmetic, few + 1, None)
+        _rows(q, k, v, out, None, None, *index, scale, arithmetic, few + 1, rows)
     return out
 
 
