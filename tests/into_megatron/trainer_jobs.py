@@ -47,6 +47,10 @@ def flat(bits: dict[SampleKey, tuple[int, ...]]) -> Tensor:
     return torch.tensor([b for values in bits.values() for b in values]).to(torch.uint32).view(torch.float32)
 
 
+def preload() -> None:
+    import samebits.into_megatron.trainer  # noqa: F401  each rank would take seconds over it
+
+
 def run_job(me: Rank, name: str, job: dict[str, Any], directory: str) -> dict[str, Tensor]:
     """One trainer's life: score, `steps` training steps, export. Tensors are named `job/what`."""
     from samebits.into_megatron.trainer import TrainerRank
