@@ -56,13 +56,14 @@ def test_every_pair_of_layouts_has_the_same_bits(record: dict[str, Any]) -> None
     assert len({pair["logp"] for pair in record["pairs"]}) == 1
 
 
-def test_a_training_steps_forward_pass_and_loss_are_the_same_in_every_trainer_layout(record: dict[str, Any]) -> None:
+def test_training_steps_are_the_same_in_every_trainer_layout(record: dict[str, Any]) -> None:
     steps = [record["layouts"][f"trainer {name}"]["steps"] for name in TRAINERS]
     assert all(len(taken) == record["steps"] == 2 for taken in steps)
     assert steps[0][0]["weights"] != steps[0][1]["weights"]
     for name, taken in zip(TRAINERS, steps, strict=True):
-        for what in ("logp", "loss"):
-            assert taken[0][what] == steps[0][0][what], f"{name}: {what}"
+        for number, step in enumerate(taken):
+            for what in ("logp", "loss", "weights"):
+                assert step[what] == steps[0][number][what], f"{name}, step {number + 1}: {what}"
     assert record["verdict"] == "same"
 
 
