@@ -184,11 +184,47 @@ def elementwise(data: Data) -> str:
     ))  # fmt: skip
 
 
+def throughput(data: Data) -> str:
+    """Generated tokens per second beside vLLM's own."""
+    rows = []
+    for shape in dict.fromkeys(r["shape"] for r in data["records"]):
+        here = {r["peer"]: r for r in data["records"] if r["shape"] == shape}
+        first = next(iter(here.values()))
+        speeds = [first["tokens"] / first["samebits_s"]]
+        speeds += [here[peer]["tokens"] / here[peer]["peer_s"] for peer in THROUGHPUT_PEERS if peer in here]
+        rows.append([
+            shape, *(f"{speed:.0f}" for speed in speeds),
+            *(f"{here[peer]['ratio']:.2f}" for peer in THROUGHPUT_PEERS if peer in here),
+        ])  # fmt: skip
+    means = {
+        peer: geometric_mean([r["ratio"] for r in data["records"] if r["peer"] == peer])
+        for peer in THROUGHPUT_PEERS
+        if any(r["peer"] == peer for r in data["records"])
+    }
+    said = ", ".join(f"{mean:.2f} against {peer}" for peer, mean in means.items())
+    repeats = min(len(times) for r in data["records"] for times in r["repeats"].values())
+    return "\n\n".join((
+        "## vLLM throughput",
+        "Generated tokens per second at the sizes of Qwen3-8B, one card, random weights; every token is drawn at "
+        "temperature 1 and comes with its log-probability. A workload is so many requests at once, with prompts and "
+        "responses of so many tokens. samebits has every module on its route, native is vLLM with its own compiler, "
+        "graphs, kernels and scheduling, batch-invariant is vLLM under `VLLM_BATCH_INVARIANT=1`. All engines lie on the "
+        f"card at once and take turns; {repeats} rounds after one that warms up; all capture batches of the same sizes, up to "
+        f"{max(data['settings']['captured'])} tokens.",
+        origin(data),
+        f"Geometric mean {said} (wanted: 0.97 of native in each workload).",
+        table(["workload", "samebits", *(f"{p}" for p in means), *(f"against {p}" for p in means)], rows),
+    ))  # fmt: skip
+
+
+THROUGHPUT_PEERS = ("native", "batch-invariant")
+
 SECTIONS: dict[str, Callable[[Data], str]] = {
     "gpu_linear": linear,
     "gpu_logprob": logprob,
     "gpu_attention": attention,
     "gpu_elementwise": elementwise,
+    "gpu_throughput": throughput,
 }
 
 
