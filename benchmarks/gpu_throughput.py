@@ -19,7 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from samebits.into_vllm.engine import RolloutEngine
 
 QWEN3_8B: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096,
@@ -56,7 +59,7 @@ WORKLOADS = (
 Generate = Callable[[list[list[int]], int], int]  # prompts and response length -> tokens that came
 
 
-def samebits_arm(model: str) -> Generate:
+def strict_engine(model: str) -> RolloutEngine:
     """The rollout engine with every module on the samebits route."""
     import torch
 
@@ -65,14 +68,20 @@ def samebits_arm(model: str) -> Generate:
     from samebits.contract.boundaries import BOUNDARIES
     from samebits.into_vllm.config import EngineConfig
     from samebits.into_vllm.engine import RolloutEngine
-    from samebits.timeline.types import GenerateRequest, SampleKey
 
     arithmetic = device_arithmetic(torch.device("cuda", 0))
-    engine = RolloutEngine(EngineConfig(
+    return RolloutEngine(EngineConfig(
         model=model, contract=run_contract(BOUNDARIES, segments=1, arithmetic=arithmetic).as_data(), device="cuda",
         random_weights=True, max_model_len=MAX_LEN, max_num_seqs=MAX_SEQS, max_num_batched_tokens=STEP_TOKENS,
         block_size=16, kv_cache_gib=CACHE_GIB, prefix_caching=False, capture_sizes=CAPTURED,
     ))  # fmt: skip
+
+
+def samebits_arm(model: str) -> Generate:
+    """`strict_engine`, as a run uses it."""
+    from samebits.timeline.types import GenerateRequest, SampleKey
+
+    engine = strict_engine(model)
 
     def generate(prompts: list[list[int]], tokens: int) -> int:
         requests = [
