@@ -240,7 +240,8 @@ def step(data: Data) -> str:
     return "\n\n".join((
         "## A decode step in vLLM",
         "Microseconds per step of the strict engine at the sizes of Qwen3-8B, random weights, one captured graph per "
-        "step: kernels as torch's profiler saw them over six steps, the whole step as the median of 58 steps without it.",
+        "step: kernels as torch's profiler saw them over six steps, the whole step as the median of 58 steps without "
+        "it.",
         origin(data),
         table(["part", *(r["shape"] for r in data["records"])], rows),
     ))  # fmt: skip
