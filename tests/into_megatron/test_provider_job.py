@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from samebits.into_megatron.config import TrainerCase, TrainerConfig
+from samebits.contract.routes import ModuleRoutes
+from samebits.into_megatron.config import TrainerConfig
 from samebits.linear_logp import LinearLogpProviderUnavailable, LinearLogpRequest, LinearLogpResult, ProviderRejected
 from samebits.linear_logp.provider import CONTRACT_ID
 from samebits.linear_logp.provider import provider as own_provider
@@ -41,7 +42,7 @@ def detached(asked: LinearLogpRequest) -> LinearLogpResult:
     return dataclasses.replace(result, logp=result.logp.detach())
 
 
-NATIVE = TrainerCase(logp="P")
+NATIVE = ModuleRoutes(logp="P")
 JOBS: dict[str, dict[str, Any]] = {
     "default": {},
     "reference": {"kl_coef": 0.1},

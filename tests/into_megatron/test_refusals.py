@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from samebits.into_megatron.config import TrainerCase, TrainerConfig
+from samebits.contract.routes import ModuleRoutes
+from samebits.into_megatron.config import TrainerConfig
 from samebits.into_megatron.model import read_shape
 from samebits.into_megatron.plan import TrainLayout, plan
 from samebits.testing.tiny_models import write_tiny_model
@@ -93,9 +94,9 @@ def test_more_ranks_than_key_value_heads_are_served(tmp_path: Path) -> None:
         ({"tp": 3}, "tp must be a power of two"),
         ({"tp": 2}, "tp = 2 is larger than max_tp = 1; raise max_tp to 2"),
         ({"tp": 2, "max_tp": 2}, "rendezvous: more than one rank"),
-        ({"cp": 2, "rendezvous": "x", "case": TrainerCase(attention="P")}, "attention: .* no context parallelism"),
+        ({"cp": 2, "rendezvous": "x", "case": ModuleRoutes(attention="P")}, "attention: .* no context parallelism"),
         (
-            {"tp": 2, "max_tp": 2, "rendezvous": "x", "sequence_parallel": True, "case": TrainerCase(ffn="P")},
+            {"tp": 2, "max_tp": 2, "rendezvous": "x", "sequence_parallel": True, "case": ModuleRoutes(ffn="P")},
             "norms: .* refuses sequence parallelism",
         ),
         ({"sequence_parallel": True}, "it needs tp > 1"),
@@ -113,4 +114,4 @@ def test_contradictory_settings_are_refused(settings: dict[str, Any], message: s
 
 def test_a_case_is_r_or_p() -> None:
     with pytest.raises(ValueError, match="case of ffn must be 'R' or 'P', got 'Q'"):
-        TrainerCase(ffn="Q")  # type: ignore[arg-type]
+        ModuleRoutes(ffn="Q")  # type: ignore[arg-type]

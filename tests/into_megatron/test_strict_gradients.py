@@ -13,7 +13,8 @@ from trainer_jobs import Results, launch, strict
 
 from samebits.bits import assert_same, first_difference
 from samebits.collectives import fold_neighbours
-from samebits.into_megatron.config import TrainerCase, TrainerConfig
+from samebits.contract.routes import ModuleRoutes
+from samebits.into_megatron.config import TrainerConfig
 from samebits.into_megatron.model import read_shape
 from samebits.into_megatron.ordered import exact_norm, gradient_norm
 from samebits.into_megatron.segments import SegmentSums
@@ -177,4 +178,4 @@ def test_the_exact_norm_depends_on_the_numbers_alone() -> None:
 
 def test_native_modules_have_no_such_order() -> None:
     with pytest.raises(ValueError, match="strict_gradients: Megatron-Core's own modules have no such order"):
-        TrainerConfig(model="", strict_gradients=True, case=TrainerCase(ffn="P"))
+        TrainerConfig(model="", strict_gradients=True, case=ModuleRoutes(ffn="P"))

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.into_megatron.config import TrainerCase, TrainerConfig
+from samebits.contract.routes import ModuleRoutes
+from samebits.into_megatron.config import TrainerConfig
 from samebits.into_megatron.model import read_shape
 from samebits.into_megatron.weights import read_tensors
 from samebits.ops.attention import attention
@@ -50,7 +51,7 @@ def run_job(me: Rank, name: str, job: dict[str, Any], directory: str) -> dict[st
     """One trainer's life: score, `steps` training steps, export. Tensors are named `job/what`."""
     from samebits.into_megatron.trainer import TrainerRank
 
-    settings = {**job["config"], "case": TrainerCase(**job.get("case", {}))}
+    settings = {**job["config"], "case": ModuleRoutes(**job.get("case", {}))}
     if me.world > 1:
         settings["rendezvous"] = f"{directory}/{name}.rendezvous"
     trainer = TrainerRank(TrainerConfig(**settings), me.rank)

@@ -12,9 +12,9 @@ import torch
 from hosted_engines import engine_config, hosted
 from models import make_requests
 
+from samebits.contract.routes import ModuleRoutes
 from samebits.evidence.routes import check_routes
 from samebits.into_vllm.compiled import graph_record
-from samebits.into_vllm.config import RolloutCase
 
 NATIVE = dict.fromkeys(("attention", "ffn", "logp"), "P/P")
 
@@ -26,7 +26,7 @@ def problems(record: dict[str, Any], cases: dict[str, str] = NATIVE) -> list[str
 
 @pytest.fixture(scope="module")
 def record(home: Path, tiny: Path) -> Iterator[dict[str, Any]]:
-    config = engine_config(tiny, compiled=True, contract={}, case=RolloutCase("P", "P", "P"))
+    config = engine_config(tiny, compiled=True, contract={}, case=ModuleRoutes("P", "P", "P"))
     with hosted(home, "compiled", config) as engine:
         assert all(r.logp_bits for r in engine("generate", make_requests(4, tokens=8)))
         yield engine("proof")[0]

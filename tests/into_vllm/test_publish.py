@@ -12,7 +12,7 @@ from oracle import response_bits
 from safetensors.torch import load_file, save_file
 
 from samebits.bits import digest
-from samebits.into_vllm.config import RolloutCase
+from samebits.contract.routes import ModuleRoutes
 from samebits.timeline.types import ShardDigest, WeightVersion
 
 REQUESTS = make_requests(6, tokens=12)
@@ -36,7 +36,7 @@ def covered(shards: list[ShardDigest], model: Path) -> bool:
 @pytest.fixture(scope="module")
 def native(home: Path, tiny: Path) -> Iterator[Engine]:
     """vLLM's own code in every module."""
-    with hosted(home, "native", engine_config(tiny, case=RolloutCase("P", "P", "P"), contract={})) as engine:
+    with hosted(home, "native", engine_config(tiny, case=ModuleRoutes("P", "P", "P"), contract={})) as engine:
         yield engine
 
 

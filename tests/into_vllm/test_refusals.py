@@ -11,7 +11,8 @@ import pytest
 from hosted_engines import Engine, engine_config, hosted
 from models import QWEN3, make_model, make_requests
 
-from samebits.into_vllm.config import EngineConfig, RolloutCase, Route
+from samebits.contract.routes import ModuleRoutes, Route
+from samebits.into_vllm.config import EngineConfig
 from samebits.into_vllm.engine import EngineRefused
 from samebits.into_vllm.patches import SAMPLER
 from samebits.into_vllm.places import NotCovered, places_of
@@ -116,7 +117,7 @@ def test_requests_that_vllm_would_change_are_refused(strict: Engine) -> None:
 
 
 def test_a_mixed_case_routes_group_by_group(home: Path, tiny: Path) -> None:
-    case = RolloutCase(attention="R", ffn="P", logp="R")
+    case = ModuleRoutes(attention="R", ffn="P", logp="R")
     with hosted(home, "mixed", engine_config(tiny, case=case)) as engine:
         assert len(engine("generate", make_requests(3, 8))) == 3
         (record,) = engine("proof")
@@ -133,7 +134,7 @@ def test_unknown_modules_have_no_place() -> None:
 
 
 def plan_and_record(logp: Route = "P") -> tuple[RoutePlan, dict[str, Any]]:
-    config = EngineConfig(model="m", contract={"segments": 1}, case=RolloutCase("R", "P", logp))
+    config = EngineConfig(model="m", contract={"segments": 1}, case=ModuleRoutes("R", "P", logp))
     plan = RoutePlan.for_engine(config, threads=1)
     record = {
         "rank": 0,
@@ -201,7 +202,7 @@ def test_configuration_is_checked() -> None:
         with pytest.raises(ValueError, match=words):
             EngineConfig(**{"model": "m", "contract": {"segments": 1}, **changes})
     with pytest.raises(ValueError, match="case of ffn must be 'R' or 'P'"):
-        RolloutCase(ffn="X")  # type: ignore[arg-type]
+        ModuleRoutes(ffn="X")  # type: ignore[arg-type]
     assert QWEN3["architectures"] == ["Qwen3ForCausalLM"]
 
 

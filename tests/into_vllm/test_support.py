@@ -13,7 +13,7 @@ from models import make_requests
 from oracle import packed_logits, response_bits, response_rows
 
 from samebits.bits import assert_same
-from samebits.into_vllm.config import RolloutCase
+from samebits.contract.routes import ModuleRoutes
 from samebits.into_vllm.engine import RolloutEngine
 from samebits.ops.sample_support import Kept, Limits, kept_logprob, sample_support
 from samebits.timeline.types import GenerateRequest, Rollout
@@ -149,7 +149,7 @@ def test_limits_out_of_range_are_refused(changes: dict[str, float], message: str
 
 def test_the_native_sampler_is_asked_for_no_support() -> None:
     with pytest.raises(ValueError, match="does not say which tokens"):
-        engine_of(case=RolloutCase(logp="P"))._check(dataclasses.replace(make_requests(1, 4)[0], top_k=2))
+        engine_of(case=ModuleRoutes(logp="P"))._check(dataclasses.replace(make_requests(1, 4)[0], top_k=2))
 
 
 def test_penalties_are_refused_with_the_reason(strict: Engine) -> None:

@@ -9,9 +9,8 @@ import pytest
 from hosted_sides import Pair, hosted_pair
 from test_faults import Planted, check
 
+from samebits.contract.routes import ModuleRoutes
 from samebits.evidence.verdict import Verdict
-from samebits.into_megatron.config import TrainerCase
-from samebits.into_vllm.config import RolloutCase
 from samebits.testing.tiny_models import write_tiny_model
 
 
@@ -53,8 +52,8 @@ def test_native_code_on_both_sides(shop: Path, qwen3: Path) -> None:
     """Padded batches and packed weights: tokens still meet, and the two engines part inside the first layer."""
     strict = {"contract": "", "agreed": {}}
     native = {"attention": "P", "ffn": "P", "logp": "P"}
-    trainer = {**strict, "case": TrainerCase(**native)}  # type: ignore[arg-type]
-    rollout = {"contract": {}, "block_size": 32, "case": RolloutCase(**native)}  # type: ignore[arg-type]
+    trainer = {**strict, "case": ModuleRoutes(**native)}  # type: ignore[arg-type]
+    rollout = {"contract": {}, "block_size": 32, "case": ModuleRoutes(**native)}  # type: ignore[arg-type]
     with hosted_pair(shop, qwen3, "native", trainer=trainer, rollout=rollout) as pair:
         found = pair.locate().located
         assert found.where is not None

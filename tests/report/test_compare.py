@@ -12,7 +12,8 @@ from rich.console import Console
 from samebits.ablate.table import ABLATION, collect
 from samebits.evidence.speed import equal_length, speed
 from samebits.report import write_report
-from samebits.report.compare import write_ablation_report, write_comparison
+from samebits.report.ablation import write_ablation_report
+from samebits.report.compare import write_comparison
 from samebits.report.series import trailing_median
 from samebits.report.terminal import print_report, sparkline
 from samebits.report.topology import topology
@@ -52,7 +53,16 @@ def test_a_comparison_starts_with_the_verdicts(runs: list[Path], tmp_path: Path)
 def test_an_ablation_has_a_page(ablation: Path) -> None:
     text = write_ablation_report(ablation).read_text()
     assert text.index("Every arm proves its route") < text.index("Free-running") < text.index("Equal work")
-    assert text.count("M000") == 2
+    assert text.count("mean abs dlogp per step") == text.count("mismatch_count per step") == 2
+    # a row of the table and two legends, in each view
+    assert text.count("M000") == 6
+
+
+def test_an_ablation_that_broke_off_shows_the_arms_that_ended(ablation: Path) -> None:
+    (ablation / "equal/M000/seal.json").unlink()
+    text = write_ablation_report(ablation).read_text()
+    assert "cannot tell" in text
+    assert text.count("series1") - text.count(".series1") == 2
 
 
 def test_a_path_without_a_run_is_named(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samebits.rl.config import MODULES, RunConfig, load_config, to_toml
+from samebits.contract.routes import MODULES
+from samebits.rl.config import RunConfig, load_config, to_toml
 
 
 def test_flags_override_the_file_and_the_file_the_defaults(tmp_path: Path) -> None:

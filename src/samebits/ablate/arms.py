@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-MODULES = ("attention", "ffn", "logp")
+from samebits.contract.routes import MODULES
+
 CASES = ("P/P", "P/R", "R/P", "R/R")
 _DIGITS = {"P/P": "0", "R/R": "1"}
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samebits.ablate.arms import MODULES, Arm
+from samebits.ablate.arms import Arm
 from samebits.contract import RunContract
+from samebits.contract.routes import MODULES
 from samebits.evidence.store import json_bytes, write_whole
 from samebits.rl.config import RunConfig, load_config
 from samebits.rl.inputs import Inputs

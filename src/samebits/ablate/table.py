@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from samebits.ablate.arms import MODULES, parse_arm
+from samebits.ablate.arms import parse_arm
+from samebits.contract.routes import MODULES
 from samebits.evidence.sidecar import sidecar_name
 from samebits.evidence.speed import speed
 from samebits.evidence.store import SEAL, TIMELINE, sha256_file

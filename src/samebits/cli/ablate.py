@@ -16,7 +16,7 @@ from samebits.ablate.table import ABLATION, ABLATION_TEXT
 from samebits.cli.run import INTERRUPTED, prepare, reason_of
 from samebits.evidence.record import Watcher
 from samebits.evidence.verdict import Verdict
-from samebits.report.compare import write_ablation_report
+from samebits.report.ablation import write_ablation_report
 from samebits.report.terminal import print_views
 from samebits.rl.inputs import resolve_inputs
 from samebits.rl.protocols import RunFailed

@@ -13,9 +13,10 @@ import typer
 
 from samebits import env
 from samebits.cli.run import INTERRUPTED, interrupt, reason_of
+from samebits.contract.routes import MODULES
 from samebits.evidence.store import LOCATE
 from samebits.evidence.verdict import Verdict
-from samebits.rl.config import MODULES, RunConfig, load_config
+from samebits.rl.config import RunConfig, load_config
 from samebits.rl.inputs import Inputs, resolve_model
 from samebits.rl.protocols import RunFailed
 

@@ -13,7 +13,8 @@ def report_command(paths: Sequence[Path], out: Path, terminal: bool) -> None:
     """Prints the report, or the path of the page that it wrote. Raises ValueError for a path without records."""
     from samebits.ablate.check import is_ablation
     from samebits.report import write_report
-    from samebits.report.compare import write_ablation_report, write_comparison
+    from samebits.report.ablation import write_ablation_report
+    from samebits.report.compare import write_comparison
     from samebits.report.terminal import print_report
 
     if terminal:

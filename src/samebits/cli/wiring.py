@@ -42,7 +42,8 @@ def run_contract_of(config: RunConfig, inputs: Inputs) -> RunContract:
 
 def engine_arguments(config: RunConfig, inputs: Inputs, contract: RunContract, index: int) -> tuple[EngineConfig]:
     """Arguments of `build_engine` for one engine. Raises ValueError for what vLLM cannot do."""
-    from samebits.into_vllm.config import EngineConfig, RolloutCase
+    from samebits.contract.routes import ModuleRoutes
+    from samebits.into_vllm.config import EngineConfig
     from samebits.into_vllm.topology import check_rollout_layout
     from samebits.rl.inputs import read_object
 
@@ -59,7 +60,7 @@ def engine_arguments(config: RunConfig, inputs: Inputs, contract: RunContract, i
     return (
         EngineConfig(
             model=str(inputs.model),
-            case=RolloutCase(**routes),  # type: ignore[arg-type]
+            case=ModuleRoutes(**routes),  # type: ignore[arg-type]
             tp=config.rollout_tp,
             max_tp=config.segments,
             contract=contract.as_data() if "R" in routes.values() else {},
@@ -77,7 +78,8 @@ def trainer_arguments(
     config: RunConfig, inputs: Inputs, contract: RunContract, rank: int, scratch: Path
 ) -> tuple[TrainerConfig, int]:
     """Arguments of `build_trainer` for one rank. Raises ValueError for what Megatron-Core cannot do."""
-    from samebits.into_megatron.config import TrainerCase, TrainerConfig
+    from samebits.contract.routes import ModuleRoutes
+    from samebits.into_megatron.config import TrainerConfig
     from samebits.into_megatron.model import read_shape
     from samebits.into_megatron.plan import plan
     from samebits.linear_logp.provider import contract_id
@@ -86,7 +88,7 @@ def trainer_arguments(
     trainer = TrainerConfig(
         model=str(inputs.model),
         reference=str(inputs.reference) if config.kl_coef > 0 else None,
-        case=TrainerCase(**routes),  # type: ignore[arg-type]
+        case=ModuleRoutes(**routes),  # type: ignore[arg-type]
         tp=config.train_tp,
         sequence_parallel=config.train_sequence_parallel,
         cp=config.train_cp,

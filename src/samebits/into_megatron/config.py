@@ -7,37 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from samebits.contract import digest_of
+from samebits.contract.routes import ModuleRoutes
 from samebits.into_megatron.plan import TrainLayout
 
-Route = Literal["R", "P"]
 CpLayout = Literal["zigzag", "allgather"]
 TransportName = Literal["gloo", "shared_memory"]
-
-
-@dataclass(frozen=True)
-class TrainerCase:
-    """Per module group: R is the samebits route, P is Megatron-Core's own code."""
-
-    attention: Route = "R"
-    ffn: Route = "R"
-    logp: Route = "R"
-
-    def __post_init__(self) -> None:
-        for group, route in self.groups().items():
-            if route not in ("R", "P"):
-                raise ValueError(f"case of {group} must be 'R' or 'P', got {route!r}")
-
-    def groups(self) -> dict[str, Route]:
-        """The three module groups and their routes, in model order."""
-        return {"attention": self.attention, "ffn": self.ffn, "logp": self.logp}
-
-    @property
-    def all_native(self) -> bool:
-        return set(self.groups().values()) == {"P"}
-
-    @property
-    def all_strict(self) -> bool:
-        return set(self.groups().values()) == {"R"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +36,7 @@ class TrainerConfig:
 
     model: str
     reference: str | None = None
-    case: TrainerCase = field(default_factory=TrainerCase)
+    case: ModuleRoutes = field(default_factory=ModuleRoutes)
     tp: int = 1
     sequence_parallel: bool = False
     cp: int = 1

@@ -12,8 +12,8 @@ from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 from torch import Tensor
 
 from samebits.collectives import scatter_rows, select_owner
+from samebits.contract.routes import ModuleRoutes
 from samebits.into_megatron.capture import gather_for_projection, vocab_partition
-from samebits.into_megatron.config import TrainerCase
 from samebits.into_megatron.layout import MicroBatch
 from samebits.into_megatron.model import ModelShape
 from samebits.into_megatron.order import ordered_embedding
@@ -35,7 +35,7 @@ class ScoringModel(GPTModel):
     def __init__(
         self,
         shape: ModelShape,
-        case: TrainerCase,
+        case: ModuleRoutes,
         temperature: float,
         scorer: LinearLogp,
         *,

@@ -14,7 +14,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
-from samebits.into_megatron.config import Route, TrainerCase
+from samebits.contract.routes import ModuleRoutes, Route
 from samebits.into_megatron.model import ModelShape
 from samebits.into_megatron.modules import (
     StrictColumnParallelLinear,
@@ -29,7 +29,7 @@ from samebits.into_megatron.modules import (
 )
 
 
-def block_spec(shape: ModelShape, case: TrainerCase, max_tp: int, layers: int) -> TransformerBlockSubmodules:
+def block_spec(shape: ModelShape, case: ModuleRoutes, max_tp: int, layers: int) -> TransformerBlockSubmodules:
     """The spec of `layers` decoder layers. `max_tp` is the number of K segments of row-parallel layers on route R."""
     layer = ModuleSpec(
         module=StrictLayer if case.all_strict else TransformerLayer,

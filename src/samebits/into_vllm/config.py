@@ -6,37 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from samebits.contract.routes import ModuleRoutes
 from samebits.timeline.types import WeightVersion
 
-Route = Literal["R", "P"]
 Device = Literal["cpu", "cuda"]
-GROUPS = ("attention", "ffn", "logp")
-
-
-@dataclass(frozen=True)
-class RolloutCase:
-    """Per module group: R is the samebits route, P is vLLM's own code."""
-
-    attention: Route = "R"
-    ffn: Route = "R"
-    logp: Route = "R"
-
-    def __post_init__(self) -> None:
-        for group, route in self.groups().items():
-            if route not in ("R", "P"):
-                raise ValueError(f"case of {group} must be 'R' or 'P', got {route!r}")
-
-    def groups(self) -> dict[str, Route]:
-        """The three module groups and their routes, in model order."""
-        return {"attention": self.attention, "ffn": self.ffn, "logp": self.logp}
-
-    @property
-    def all_native(self) -> bool:
-        return set(self.groups().values()) == {"P"}
-
-    @property
-    def all_strict(self) -> bool:
-        return set(self.groups().values()) == {"R"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +28,7 @@ class EngineConfig:
     """
 
     model: str
-    case: RolloutCase = field(default_factory=RolloutCase)
+    case: ModuleRoutes = field(default_factory=ModuleRoutes)
     tp: int = 1
     max_tp: int = 1
     contract: Mapping[str, Any] = field(default_factory=dict)

@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from samebits.contract import canonical_json, digest_of
-from samebits.into_vllm.config import GROUPS, Device, EngineConfig, RolloutCase, Route
+from samebits.contract.routes import MODULES, ModuleRoutes, Route
+from samebits.into_vllm.config import Device, EngineConfig
 from samebits.timeline.types import WeightVersion
 
 PLAN_VARIABLE = "SAMEBITS_VLLM_PLAN"
@@ -21,7 +22,7 @@ PLAN_VARIABLE = "SAMEBITS_VLLM_PLAN"
 class RoutePlan:
     """One engine's routes: R or P per module group, the run contract, the K segments of row-parallel weights."""
 
-    case: RolloutCase
+    case: ModuleRoutes
     contract: dict[str, Any]
     segments: int
     engine: int
@@ -57,7 +58,7 @@ class RoutePlan:
         if not isinstance(data, dict) or set(data) != set(cls.__dataclass_fields__):
             wanted = ", ".join(cls.__dataclass_fields__)
             raise ValueError(f"a route plan has exactly the keys {wanted}; got {text[:200]}")
-        data["case"] = RolloutCase(**data["case"])
+        data["case"] = ModuleRoutes(**data["case"])
         data["start_version"] = WeightVersion(**data["start_version"])
         return cls(**data)
 
@@ -80,6 +81,6 @@ class RoutePlan:
 
     def route(self, group: str) -> Route:
         """R or P of one module group."""
-        if group not in GROUPS:
-            raise ValueError(f"no module group {group!r}; there are {', '.join(GROUPS)}")
+        if group not in MODULES:
+            raise ValueError(f"no module group {group!r}; there are {', '.join(MODULES)}")
         return self.case.groups()[group]

@@ -13,9 +13,9 @@ from torch import nn
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention import Attention
 
+from samebits.contract.routes import Route
 from samebits.into_vllm.attention import RoutedAttention, RoutedAttentionLayer
 from samebits.into_vllm.compiled import count_calls, graphs
-from samebits.into_vllm.config import Route
 from samebits.into_vllm.layers import ROUTED_LAYERS, Routed
 from samebits.into_vllm.places import ARCHITECTURES, NotCovered, Place, places_of
 from samebits.into_vllm.plan import RoutePlan

@@ -1,4 +1,4 @@
-"""One page about several runs, or about an ablation: verdicts first, then the same quantities over each other."""
+"""One page about several runs: verdicts first, then the same quantities over each other."""
 
 from __future__ import annotations
 
@@ -8,22 +8,17 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from samebits.ablate.arms import MODULES
-from samebits.ablate.check import AblationVerification, verify_ablation
-from samebits.ablate.table import HEAD, TITLES, cells, notes
 from samebits.evidence.speed import Speed, equal_length, speed
-from samebits.evidence.store import MANIFEST, REPORT, TIMELINE, write_whole
-from samebits.evidence.verdict import Verdict
+from samebits.evidence.store import MANIFEST, TIMELINE, write_whole
 from samebits.evidence.verify import Verification, check_timeline, verify
 from samebits.report.charts import lines_chart, number
 from samebits.report.page import read_object
-from samebits.report.parts import card, document, legend, table
+from samebits.report.parts import card, document, legend, table, verdict_box
 from samebits.report.series import Series, collect
 from samebits.timeline.events import Event
 from samebits.timeline.ledger import read
 
 COLOURS = ("line", "p2", "p4", "bad", "p3", "unsure")
-KINDS = {Verdict.SAME: "same", Verdict.DIFFERENT: "different", Verdict.CANNOT_TELL: "unsure"}
 CHARTS = (
     ("mismatch_count", "mismatch_count per step"),
     ("max_abs_diff", "max_abs_diff per step"),
@@ -77,7 +72,7 @@ def write_comparison(paths: Sequence[Path], out: Path) -> Path:
     runs = load(paths)
     parts = [
         f"<h1>samebits · comparison of {len(runs)} runs</h1>",
-        *(_verdict(run.name, run.found.verdict, _sentence(run.found)) for run in runs),
+        *(verdict_box(run.name, run.found.verdict, _sentence(run.found)) for run in runs),
         f"<h2>Side by side</h2>{table(HEADS, [summary_row(run) for run in runs], range(3, len(HEADS)))}",
         f"<p>{escape(speed_note(runs))}</p>",
         _charts(runs),
@@ -114,13 +109,6 @@ def speed_note(runs: Sequence[Compared]) -> str:
     return text + f"Over the {equal[0].steps} step(s) whose token counts agree within 10 %: {rates} tokens/s."
 
 
-def _verdict(name: str, verdict: Verdict, text: str) -> str:
-    return (
-        f'<section class="verdict {KINDS[verdict]}" style="margin-bottom:8px"><strong>{escape(verdict.value)}</strong>'
-        f"<p><b>{escape(name)}</b>: {escape(text)}</p></section>"
-    )
-
-
 def _sentence(found: Verification) -> str:
     totals = found.totals
     if found.problems:
@@ -149,36 +137,3 @@ def _settings(runs: Sequence[Compared]) -> str:
     if not rows:
         return "<h2>Settings</h2><p>All the same.</p>"
     return f"<h2>Settings that differ</h2>{table(('setting', *(escape(run.name) for run in runs)), rows)}"
-
-
-def write_ablation_report(folder: Path) -> Path:
-    """Writes report.html into an ablation's folder, from its arms as they verify now. Raises OSError."""
-    found = verify_ablation(folder)
-    words = {
-        Verdict.SAME: "Every arm proves its route, and fully strict arms have the same bits on both sides.",
-        Verdict.DIFFERENT: "A fully strict arm has different bits.",
-    }
-    text = "; ".join(found.problems) or words.get(found.verdict, "")
-    parts = [f"<h1>samebits · ablation {escape(folder.resolve().name)}</h1>"]
-    parts += [_verdict("ablation", found.verdict, text), *_views(found)]
-    write_whole(folder / REPORT, document(f"{found.verdict.value} · ablation", parts).encode())
-    return folder / REPORT
-
-
-def _views(found: AblationVerification) -> list[str]:
-    parts = []
-    for view, rows in found.table.get("views", {}).items():
-        body = [_cells(row) for row in rows]
-        parts.append(f"<h2>{escape(TITLES[view])}</h2>{table(HEAD, body, range(5, len(HEAD)))}")
-        parts += [f"<p>{escape(note)}</p>" for note in notes(rows)]
-    return parts
-
-
-def _cells(row: Mapping[str, Any]) -> list[str]:
-    texts = [escape(text) for text in cells(row)]
-    for at in range(1, 1 + len(MODULES)):
-        kind = {"R/R": "R", "P/P": "P"}.get(texts[at], "")
-        texts[at] = f'<span class="route {kind}">{texts[at]}</span>'
-    kind = KINDS[Verdict(row["status"])]
-    texts[4] = f'<span class="{kind}"><strong>{texts[4]}</strong></span>'
-    return texts

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from samebits.evidence.verdict import Verdict
 from samebits.report.style import SCRIPT, STYLE
+
+# The class of the page's style that shows a verdict.
+KINDS = {Verdict.SAME: "same", Verdict.DIFFERENT: "different", Verdict.CANNOT_TELL: "unsure"}
 
 
 def document(title: str, parts: Sequence[str]) -> str:
@@ -15,6 +19,14 @@ def document(title: str, parts: Sequence[str]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head>"
         f"<body><main>{''.join(parts)}</main><script>{SCRIPT}</script></body></html>\n"
+    )
+
+
+def verdict_box(name: str, verdict: Verdict, text: str) -> str:
+    """The verdict on one thing of several, in large letters, and why."""
+    return (
+        f'<section class="verdict {KINDS[verdict]}" style="margin-bottom:8px"><strong>{escape(verdict.value)}</strong>'
+        f"<p><b>{escape(name)}</b>: {escape(text)}</p></section>"
     )
 
 

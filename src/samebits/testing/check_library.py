@@ -34,7 +34,7 @@ def main(library: str, op: str, memory: Path) -> None:
     subject = Subject("cpu")
     first = not memory.exists()
     known: dict[str, list[str]] = {} if first else json.loads(memory.read_text())
-    differ = []
+    noticed = []
     chosen = [case for case in cases(op) if applies(case, subject) and known.get(case.name) != REFUSED]
     for case in chosen:
         wanted = known.get(case.name)
@@ -49,9 +49,10 @@ def main(library: str, op: str, memory: Path) -> None:
         if first and wanted is not None and (case.by_definition or wanted == REFUSED):
             known[case.name] = wanted
         if not same:
-            differ.append(case.name)
-    memory.write_text(json.dumps(known))
-    print(json.dumps({"cases": len(chosen), "differ": differ}))
+            noticed.append(case.name)
+    if first:
+        memory.write_text(json.dumps(known))
+    print(json.dumps({"noticed": noticed, "cases": len(chosen)}))
 
 
 if __name__ == "__main__":

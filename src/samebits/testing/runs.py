@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits.contract import run_contract
+from samebits.contract.routes import MODULES
 from samebits.evidence.record import Recorder
 from samebits.evidence.routes import POSITION
 from samebits.evidence.sidecar import StepSample
@@ -15,7 +16,6 @@ from samebits.evidence.store import MANIFEST_SCHEMA, RunDirectory
 from samebits.timeline.events import SCHEMA, Evaluated, RunStarted, Timed, Trained
 from samebits.timeline.types import Rollout, SampleKey, Support, WeightVersion
 
-MODULES = ("attention", "ffn", "logp")
 CONTRACT = run_contract((), segments=1)
 PROMPTS, SAMPLES = 2, 3
 CLIP = 0.2
