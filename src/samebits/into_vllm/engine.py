@@ -28,6 +28,7 @@ from samebits.trace import Entry, TracedSequence
 
 _GIB = 1 << 30
 _LOWEST_TEMPERATURE = 0.01
+_FREE_AT_START = 0.01  # of the card: others live there, and the cache has a size of its own
 
 
 class EngineRefused(RuntimeError):
@@ -327,6 +328,7 @@ def _arguments(config: EngineConfig, plan: RoutePlan) -> dict[str, Any]:
         "enable_prefix_caching": config.prefix_caching,
         "enable_chunked_prefill": True,
         "kv_cache_memory_bytes": int(config.kv_cache_gib * _GIB),
+        **({"gpu_memory_utilization": _FREE_AT_START} if config.device == "cuda" else {}),
         "disable_log_stats": True,
     }
 
@@ -346,10 +348,9 @@ def _gpu_arguments(config: EngineConfig) -> dict[str, Any]:
     Decode batches are captured whole; others in pieces between attention calls where this vLLM can do that without
     its compiler, else whole, too.
     """
-    # the cache's size is given in bytes; vLLM would still refuse to start where less than this share is free
-    ours: dict[str, Any] = {"gpu_memory_utilization": 0.01}
     if config.case.all_native:
-        return ours
+        return {}
+    ours: dict[str, Any] = {}
     if config.graphs:
         mode = "FULL_AND_PIECEWISE" if pieces.are_there() else "FULL"
         ours["compilation_config"] = {"mode": 0, "cudagraph_mode": mode}
