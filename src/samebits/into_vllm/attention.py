@@ -132,18 +132,17 @@ class FusedHeads:
     def __init__(self, module: Any) -> None:
         self._module = module
         self._layer: RoutedAttentionLayer = module.attn
-        self._norms = [norm for norm in (getattr(module, name, None) for name in ("q_norm", "k_norm")) if norm]
+        self._norms = _norms_of(module)
         self._weights = (*(norm.scale for norm in self._norms), self._norms[0].eps) if self._norms else None
 
     @staticmethod
     def fits(module: Any) -> bool:
         """True where nothing but norms, rotation and the layer stands between the two maps, and all are routed."""
-        norms = [norm for norm in (getattr(module, name, None) for name in ("q_norm", "k_norm")) if norm]
         return (
             type(module).__name__ in ("Qwen3Attention", "Qwen2Attention", "LlamaAttention")
             and not getattr(module, "do_llama_4_scaling", False)
             and isinstance(module.attn, RoutedAttentionLayer)
-            and len({norm.eps for norm in norms}) <= 1
+            and len({norm.eps for norm in _norms_of(module)}) <= 1
         )
 
     def install(self) -> None:
@@ -171,6 +170,11 @@ class FusedHeads:
         table = rotary.cos, rotary.sin
         q = prepare_heads(qkv, positions, table, self._weights, self._layer.kv_cache, paged.slot_mapping)
         self._layer.attend(q, paged, out)
+
+
+def _norms_of(module: Any) -> list[Any]:
+    """The QK-norms of an attention module, where its model has them."""
+    return [norm for norm in (getattr(module, name, None) for name in ("q_norm", "k_norm")) if norm is not None]
 
 
 @outside_of_pieces
