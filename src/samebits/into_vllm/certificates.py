@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from vllm.config import VllmConfig
 
+from samebits import env
 from samebits.into_vllm.layers import Routed, RoutedRows
 from samebits.ops.linear import vendor
 from samebits.ops.linear.launch import vendor_plan
@@ -18,8 +19,10 @@ def certify_products(modules: Iterable[Any], config: VllmConfig) -> None:
     captured batches and of a full step. Products without a certificate stay with the kernels of samebits."""
     rows = [*(config.compilation_config.cudagraph_capture_sizes or ()), config.scheduler_config.max_num_batched_tokens]
     weights = [one.matrix for one in modules if _is_plain(one)]
+    chosen = {name: env.read(name) for name in ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE")}
+    workspace = "".join(f", {name}={value}" for name, value in chosen.items() if value)
     for m, n, k in vendor_plan(rows, [(w.shape[0], w.shape[1]) for w in weights]):
-        vendor.certify(m, n, k, weights[0].device)
+        vendor.certify(m, n, k, weights[0].device, workspace)
     torch.cuda.empty_cache()
 
 

@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from samebits import env
 from samebits.backends import device_arithmetic
 from samebits.ops.linear import triton as own
 
@@ -58,15 +57,11 @@ def library_version() -> str:
     return f"torch's own (cuda {torch.version.cuda}, hip {torch.version.hip})"
 
 
-def workspace() -> str:
-    """The scratch memory that the library is given, as far as somebody chose it; torch's own size otherwise."""
-    chosen = {name: env.read(name) for name in ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE")}
-    words = [f"{name}={value}" for name, value in chosen.items() if value]
-    return ", ".join([str(torch.backends.cuda.preferred_blas_library()).rpartition(".")[2], *words])
+def certify(m: int, n: int, k: int, device: torch.device, workspace: str = "") -> Certificate | None:
+    """Try torch.mm for this shape; the certificate, kept for `product`, or None where any bit differs.
 
-
-def certify(m: int, n: int, k: int, device: torch.device) -> Certificate | None:
-    """Try torch.mm for this shape; the certificate, kept for `product`, or None where any bit differs."""
+    `workspace`: what somebody chose as the library's scratch memory; torch's own size where it is empty.
+    """
     _certified.pop((m, n, k, device), None)
     if not all(_agrees(*_inputs(trial, m, n, k, device)) for trial in TRIALS):
         return None
@@ -78,7 +73,7 @@ def certify(m: int, n: int, k: int, device: torch.device) -> Certificate | None:
         device_arithmetic(device),
         library_version(),
         torch.__version__,
-        workspace(),
+        str(torch.backends.cuda.preferred_blas_library()).rpartition(".")[2] + workspace,
     )
     _certified[m, n, k, device] = certificate
     return certificate
