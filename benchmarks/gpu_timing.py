@@ -15,7 +15,8 @@ PACKAGES = ("torch", "triton", "nvidia-cublas", "liger-kernel", "vllm")
 def origin(commit: str) -> dict[str, object]:
     """Card, driver, versions and commit of a measurement (a copied tree has no git: then the commit is given)."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.max.sm,power.limit", "--format=csv,noheader"]
-    name, driver, clock, power = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split(", ")
+    cards = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+    name, driver, clock, power = cards[0].split(", ")
     return {
         "card": name, "driver": driver, "max_sm_clock": clock, "power_limit": power.strip(),
         "cuda": torch.version.cuda, "versions": {name: _version(name) for name in PACKAGES}, "commit": commit,

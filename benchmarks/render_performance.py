@@ -249,6 +249,50 @@ def step(data: Data) -> str:
 
 THROUGHPUT_PEERS = ("native", "batch-invariant")
 
+
+def collectives(data: Data) -> str:
+    """All-reduce over peer memory beside NCCL and vLLM's custom all-reduce."""
+    parts = []
+    for mode in dict.fromkeys(r["mode"] for r in data["records"]):
+        records = [r for r in data["records"] if r["mode"] == mode]
+        sides = [side for side in records[0] if side not in ("mode", "bytes")]
+        rows = [
+            [
+                _size(r["bytes"]), *(f"{r[side] * 1e6:.1f}" if side in r else "" for side in sides),
+                *(f"{_best_peer(r, kind) / r[ours]:.2f}" for ours, kind in COLLECTIVES_PAIRS),
+            ]
+            for r in records
+        ]  # fmt: skip
+        met = [sum(_best_peer(r, kind) / r[ours] >= 1 / 1.1 for r in records) for ours, kind in COLLECTIVES_PAIRS]
+        head = ["partial sums", *(f"{side}, us" for side in sides), "best bf16", "best fp32"]
+        parts += [
+            f"{mode.capitalize()}: within 1.1 times the best peer that adds fp32 at {met[1]} of {len(records)} sizes, "
+            f"and of the best that adds bf16, which is half the bytes, at {met[0]}.",
+            table(head, rows),
+        ]
+    return "\n\n".join((
+        "## All-reduce",
+        f"{data['ranks']} ranks with a card each, NVLink. A size is that of the fp32 partial sums of a rank; every "
+        "side adds as many values. `strict` is the contract's tree in fp32 with one rounding to bf16, `strict fp32` "
+        "the same not rounded; peers add bf16, as a native layer does, or fp32. The last columns are the best peer's "
+        "time over ours: of `strict` beside bf16 and of `strict fp32` beside fp32. Multicast is off on these machines. "
+        "vLLM is its custom all-reduce (0.25.1), in graphs with registered buffers.",
+        origin(data),
+        *parts,
+    ))  # fmt: skip
+
+
+COLLECTIVES_PAIRS = (("strict", "bf16"), ("strict fp32", "fp32"))
+
+
+def _best_peer(record: Data, kind: str) -> float:
+    return min(record[f"{who} {kind}"] for who in ("NCCL", "vLLM") if f"{who} {kind}" in record)
+
+
+def _size(count: int) -> str:
+    return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count >> 10} KiB"
+
+
 SECTIONS: dict[str, Callable[[Data], str]] = {
     "gpu_linear": linear,
     "gpu_logprob": logprob,
@@ -256,6 +300,7 @@ SECTIONS: dict[str, Callable[[Data], str]] = {
     "gpu_elementwise": elementwise,
     "gpu_step": step,
     "gpu_throughput": throughput,
+    "gpu_collectives": collectives,
 }
 
 

@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "arithmetic": {"_cpu"},
     "backends": set(),
     "ops": {"contract", "arithmetic", "backends", "_cpu", "bits"},
-    "collectives": {"contract", "arithmetic", "bits", "_cpu"},
+    "collectives": {"contract", "arithmetic", "backends", "bits", "_cpu"},
     "linear_logp": {"contract", "bits", "arithmetic", "ops", "collectives"},
     "patching": set(),
     "evidence": {"contract", "timeline", "bits"},

@@ -9,7 +9,7 @@ from torch.distributed import ProcessGroup
 
 from samebits.bits import assert_same, first_difference
 from samebits.collectives import (
-    TRANSPORTS,
+    HOST_TRANSPORTS,
     all_gather_rows,
     attach,
     copy_to_group,
@@ -43,7 +43,7 @@ def odd_bits(rank: int) -> Tensor:
 def rank_program(me: Rank) -> dict[str, Tensor]:
     group = me.join()
     found = {f"default {name}": tensor for name, tensor in everything(me, group).items()}
-    for transport in TRANSPORTS:
+    for transport in HOST_TRANSPORTS:
         # so little room that the larger payloads travel in pieces
         attach(group, transport, timeout=60.0, capacity=8192)
         found |= {f"{transport} {name}": tensor for name, tensor in everything(me, group).items()}
@@ -93,7 +93,7 @@ def all_four(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Tensor]
     return run_ranks(__file__, "rank_program", 4, tmp_path_factory.mktemp("four"))
 
 
-@pytest.fixture(params=["default", *TRANSPORTS])
+@pytest.fixture(params=["default", *HOST_TRANSPORTS])
 def four(request: pytest.FixtureRequest, all_four: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
     """What each of four ranks found over one transport."""
     carried = f"{request.param} "

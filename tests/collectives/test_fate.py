@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from forked import fork_ranks
 
-from samebits.collectives import TRANSPORTS, attach, detach, gather_states, shared_fate, tree_all_reduce
+from samebits.collectives import HOST_TRANSPORTS, attach, detach, gather_states, shared_fate, tree_all_reduce
 
 VICTIM = 2
 
@@ -41,7 +41,7 @@ def _misbehave(what: str) -> None:
     time.sleep(3.0)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", HOST_TRANSPORTS)
 @pytest.mark.parametrize("what", ["error", "death", "late"])
 def test_one_ranks_trouble_is_raised_by_name_on_every_rank(tmp_path: Path, transport: str, what: str) -> None:
     def program(rank: int, pids: list[int]) -> tuple[list[float], str, str]:
@@ -82,7 +82,7 @@ def test_one_ranks_trouble_is_raised_by_name_on_every_rank(tmp_path: Path, trans
     assert again.startswith("RankFailed: ")
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", HOST_TRANSPORTS)
 def test_trouble_in_one_group_reaches_the_ranks_of_another(tmp_path: Path, transport: str) -> None:
     def program(rank: int, pids: list[int]) -> str:
         world = join(rank, 4, tmp_path / "rendezvous")
@@ -114,7 +114,7 @@ def test_three_ranks_are_refused_before_anything_is_sent(tmp_path: Path) -> None
     def program(rank: int, pids: list[int]) -> list[str]:
         group = join(rank, 3, tmp_path / "rendezvous")
         return [
-            *(attempt(lambda t=t: attach(group, t)) for t in (*TRANSPORTS, "telepathy")),  # type: ignore[misc]
+            *(attempt(lambda t=t: attach(group, t)) for t in (*HOST_TRANSPORTS, "telepathy")),  # type: ignore[misc]
             attempt(lambda: tree_all_reduce(torch.ones(3), group)),
         ]
 
@@ -125,6 +125,6 @@ def test_three_ranks_are_refused_before_anything_is_sent(tmp_path: Path) -> None
         assert outcome.value == [
             f"ValueError: attach: {rule}",
             f"ValueError: attach: {rule}",
-            "ValueError: transport must be one of gloo, shared_memory, got 'telepathy'",
+            "ValueError: transport must be one of gloo, shared_memory, peer_memory, got 'telepathy'",
             f"ValueError: tree_all_reduce: {rule}",
         ]

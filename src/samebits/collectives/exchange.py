@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from samebits.collectives.errors import CollectiveError, RankFailed, RankLate, RankLost, RanksDisagree
-from samebits.collectives.fold import fold_neighbours
+from samebits.collectives.fold import finish, fold_neighbours
 from samebits.collectives.memory import ALIVE, CLOSED, FAILED, FOLLOWED, POSTED, STATE, TAKEN, PeerMemory
 from samebits.collectives.peers import Peers
 
@@ -76,6 +76,10 @@ class PeerExchange:
                 self._sum_in_shares(piece, into, 4 * count)
         return out
 
+    def tree_sum_bf16(self, partial: Tensor, bias: Tensor | None) -> Tensor:
+        """fp32 [n], bias bf16 [c] repeated over n: the tree sum plus bias, rounded once to bf16."""
+        return finish(self.tree_sum(partial), bias, torch.bfloat16)
+
     def _sum_in_shares(self, piece: Tensor, into: Tensor, total: int) -> None:
         share = -(-piece.numel() // self.ranks)
         mine = slice(self.rank * share, (self.rank + 1) * share)
@@ -98,6 +102,9 @@ class PeerExchange:
                 rows = [p.view(torch.float32).view(self.ranks, piece.shape[1])[self.rank] for p in payloads]
                 out[start : start + room] = fold_neighbours(rows)
         return out
+
+    def check(self) -> None:
+        """Nothing: what goes wrong is raised by the call itself."""
 
     def fail(self, error: BaseException) -> None:
         """Make every other rank raise RankFailed with this error instead of waiting for this rank."""

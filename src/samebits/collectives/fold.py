@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from samebits.arithmetic.rounding import round_bf16
 from samebits.collectives.groups import require_power_of_two
 
 
@@ -23,3 +24,19 @@ def fold_neighbours(parts: Sequence[Tensor]) -> Tensor:
     while len(level) > 1:
         level = [level[i] + level[i + 1] for i in range(0, len(level), 2)]
     return level[0]
+
+
+def fold_stacked(stacked: Tensor, bias: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+    """`fold_neighbours` of the rows of fp32 [ranks, n] -> [n], finished as `finish` does it; on a GPU by one kernel."""
+    if stacked.is_cuda:
+        from samebits.collectives.triton import fold  # a machine without GPUs needs no Triton
+
+        return fold(stacked, bias, dtype)
+    return finish(fold_neighbours(stacked.unbind(0)), bias, dtype)
+
+
+def finish(total: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """A finished fp32 sum [n], plus `bias` bf16 [c] repeated over n, rounded once where `dtype` is bf16."""
+    if bias is not None:
+        total = (total.view(-1, bias.numel()) + bias.float()).view(-1)
+    return round_bf16(total) if dtype == torch.bfloat16 else total

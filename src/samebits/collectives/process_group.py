@@ -1,7 +1,8 @@
 """Collectives over a `torch.distributed` process group: it moves bytes, the adding is ours.
 
 With `peers` the ranks share their fate: a rank that fails leaves word in the group's store, and the others look there
-while they wait. Without, a call waits as torch.distributed does.
+while they wait. Without, a call waits as torch.distributed does. GPU tensors of a group that has no NCCL (or RCCL), as
+when ranks share a card, go through the host.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from samebits.collectives.errors import CollectiveError, RankFailed, RankLate, RankLost
-from samebits.collectives.fold import fold_neighbours
+from samebits.collectives.fold import fold_stacked
 from samebits.collectives.peers import Peers
 
 # Seconds after which a rank that still waits begins to look at the store, and then between two looks.
 PATIENCE = 0.1
 _SHORTEST, _LONGEST = 20e-6, 2e-3
+# On a GPU, larger sums are added in shares: fewer bytes for a second exchange.
+_SHARED_BYTES = 256 * 1024
 _FOLLOWED = "gave up: "
 # torch 2.13 deprecates the older name, earlier releases have no other.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -33,6 +36,12 @@ def gather_bytes(own: Tensor, group: dist.ProcessGroup) -> Tensor:
     return out
 
 
+def carries(group: dist.ProcessGroup, device: str) -> bool:
+    """Whether the group moves tensors of `device` ("cpu" or "cuda") itself; gloo is taken as the host's only."""
+    backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
+    return device in backends and not (device == "cuda" and backends[device] == "gloo")
+
+
 class ProcessGroupTransport:
     """Any torch.distributed backend as a mover of bytes."""
 
@@ -41,6 +50,8 @@ class ProcessGroupTransport:
         self._fate = None if peers is None else Fate(group, peers, timeout)
 
     def gather(self, own: Tensor) -> Tensor:
+        if self._through_host(own):
+            return self.gather(own.cpu()).to(own.device)
         if self._fate is None:
             return gather_bytes(own, self._group)
         out = torch.empty((self._group.size(), own.numel()), dtype=torch.uint8, device=own.device)
@@ -48,16 +59,38 @@ class ProcessGroupTransport:
         return out
 
     def tree_sum(self, partial: Tensor) -> Tensor:
-        gathered = self.gather(partial.view(torch.uint8))
-        return fold_neighbours(gathered.view(torch.float32).unbind(0))
+        return self._sum(partial, None, torch.float32)
+
+    def tree_sum_bf16(self, partial: Tensor, bias: Tensor | None) -> Tensor:
+        return self._sum(partial, bias, torch.bfloat16)
 
     def tree_share(self, partial: Tensor) -> Tensor:
-        received = torch.empty_like(partial)
+        return fold_stacked(self._exchange(partial))
+
+    def _sum(self, partial: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        ranks, columns = self._group.size(), 1 if bias is None else bias.numel()
+        if partial.is_cuda and 4 * partial.numel() > _SHARED_BYTES and partial.numel() % (ranks * columns) == 0:
+            own = fold_stacked(self._exchange(partial.view(ranks, -1)), bias, dtype)
+            return self.gather(own.view(torch.uint8)).view(-1).view(dtype)
+        gathered = self.gather(partial.view(torch.uint8))
+        return fold_stacked(gathered.view(torch.float32), bias, dtype)
+
+    def _exchange(self, rows: Tensor) -> Tensor:
+        """Row r of every rank's [ranks, n] on rank r: [ranks, n]."""
+        if self._through_host(rows):
+            return self._exchange(rows.cpu()).to(rows.device)
+        received = torch.empty_like(rows)
         if self._fate is None:
-            dist.all_to_all_single(received, partial, group=self._group)
+            dist.all_to_all_single(received, rows, group=self._group)
         else:
-            self._fate.run(lambda: dist.all_to_all_single(received, partial, group=self._group, async_op=True))
-        return fold_neighbours(received.unbind(0))
+            self._fate.run(lambda: dist.all_to_all_single(received, rows, group=self._group, async_op=True))
+        return received
+
+    def _through_host(self, x: Tensor) -> bool:
+        return x.is_cuda and not carries(self._group, "cuda")
+
+    def check(self) -> None:
+        """Nothing: what goes wrong is raised by the call itself."""
 
     def fail(self, error: BaseException) -> None:
         if self._fate is not None:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from samebits.collectives.fold import finish
 from samebits.collectives.groups import group_size, require_power_of_two
 from samebits.collectives.moves import all_gather_rows
 from samebits.collectives.transport import transport_of
@@ -61,6 +62,18 @@ def tree_all_reduce(partial: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     if group_size(group) == 1:
         return partial
     return _TreeAllReduce.apply(partial, group)
+
+
+def tree_all_reduce_bf16(partial: Tensor, group: dist.ProcessGroup | None, bias: Tensor | None = None) -> Tensor:
+    """`tree_all_reduce` of fp32 [..., N], plus `bias` (bf16 [N]), rounded once to bf16; no gradient.
+
+    On GPUs one kernel does all of it, and what the ranks send each other last is rounded already.
+    """
+    flat = partial.detach().contiguous().view(-1)
+    if group is None or group.size() == 1:
+        return finish(flat, bias, torch.bfloat16).view(partial.shape)
+    _check(partial, group, "tree_all_reduce_bf16")
+    return transport_of(group).tree_sum_bf16(flat, bias).view(partial.shape)
 
 
 class _TreeReduceScatter(torch.autograd.Function):

@@ -29,7 +29,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     VocabParallelEmbedding,
 )
 
-from samebits.collectives import attach, fold_neighbours, gather_states, tree_all_reduce
+from samebits.collectives import attach, check, gather_states, tree_all_reduce_bf16
+from samebits.into_vllm.config import Device
 from samebits.into_vllm.places import NotCovered
 from samebits.ops.embedding import embedding
 from samebits.ops.linear import linear, linear_partial, matmul_f32
@@ -165,10 +166,7 @@ class RoutedRows(Routed, RowParallelLinear):
         if self.tp_size == 1:
             return linear(input_, self.matrix, self.offset, segments=self.segments), None
         partial = linear_partial(input_, self.matrix, segments=self.segments)
-        total = sum_ranks(partial)
-        if self.offset is not None:
-            total = total + self.offset.float()
-        return total.to(input_.dtype), None
+        return tree_all_reduce_bf16(partial, get_tp_group().cpu_group, self.offset), None
 
 
 class RoutedSiluAndMul(Routed, SiluAndMul):
@@ -282,26 +280,25 @@ class RoutedLogits(Routed, LogitsProcessor):
         return torch.cat(gather_ranks(logits), dim=-1)[..., : self.org_vocab_size].contiguous()
 
 
-def share_memory_among_workers() -> None:
-    """On a CPU, let the tensor-parallel workers exchange what they must in memory of this host.
+def share_memory_among_workers(device: Device) -> None:
+    """Let the tensor-parallel workers exchange what they must in memory of this host, or of its GPUs.
 
-    vLLM's own collectives spin until everybody came, which takes the cores from workers that outnumber them.
+    On a CPU, vLLM's own collectives spin until everybody came, which takes the cores from workers that outnumber them.
+    On GPUs, its all-reduce adds rounded values, in an order that depends on their number.
     """
-    attach(get_tp_group().cpu_group, "shared_memory")
+    attach(get_tp_group().cpu_group, "shared_memory" if device == "cpu" else "peer_memory")
 
 
-def sum_ranks(partial: Tensor) -> Tensor:
-    """The tree sum over tensor-parallel ranks of fp32 partial sums."""
-    if partial.device.type == "cpu":
-        return tree_all_reduce(partial, get_tp_group().cpu_group)
-    return fold_neighbours(gather_ranks(partial))
+def check_workers() -> None:
+    """Raise what the exchange with another worker met on the device. Free where there is one worker."""
+    group = get_tp_group().cpu_group
+    if group.size() > 1:
+        check(group)
 
 
 def gather_ranks(own: Tensor) -> list[Tensor]:
-    """Every tensor-parallel rank's tensor, in rank order, through vLLM's all-gather, or in shared memory on a CPU."""
-    if own.device.type == "cpu":
-        return list(gather_states(own, get_tp_group().cpu_group).unbind(0))
-    return list(get_tp_group().all_gather(own.contiguous(), dim=0).chunk(get_tp_group().world_size))
+    """Every tensor-parallel rank's tensor, in rank order."""
+    return list(gather_states(own, get_tp_group().cpu_group).unbind(0))
 
 
 ROUTED_LAYERS: tuple[type[Routed], ...] = (

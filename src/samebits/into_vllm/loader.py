@@ -49,8 +49,9 @@ def loader_for(plan: RoutePlan) -> type[DefaultModelLoader]:
                 end_with_parent()
             if not plan.case.all_native:
                 check_config(vllm_config, plan.device)
-            if vllm_config.parallel_config.tensor_parallel_size > 1 and plan.device == "cpu":
-                share_memory_among_workers()
+            shared = plan.device == "cpu" or not plan.case.all_native
+            if shared and vllm_config.parallel_config.tensor_parallel_size > 1:
+                share_memory_among_workers(plan.device)
             model: Any = super().load_model(vllm_config, model_config, prefix)
             for one in model.samebits.modules:
                 if isinstance(one.module, Routed):

@@ -89,13 +89,15 @@ def _gpu_kernels() -> dict[str, Any]:
     import torch
     import triton
 
+    import samebits.collectives
     import samebits.ops
     from samebits.backends.device_counters import counters
     from samebits.ops.linear import vendor
 
     name = hashlib.sha256(f"triton {triton.__version__}".encode())
-    for source in sorted(Path(next(iter(samebits.ops.__path__))).rglob("*.py")):
-        name.update(source.read_bytes())
+    for room in (samebits.ops, samebits.collectives):
+        for source in sorted(Path(next(iter(room.__path__))).rglob("*.py")):
+            name.update(source.read_bytes())
     major, minor = torch.cuda.get_device_capability()
     return {
         "kernels": name.hexdigest(),

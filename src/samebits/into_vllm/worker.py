@@ -11,7 +11,7 @@ from typing import Any
 
 from samebits.into_vllm.attention import RoutedAttentionLayer
 from samebits.into_vllm.forced import force_native
-from samebits.into_vllm.layers import Routed
+from samebits.into_vllm.layers import Routed, check_workers
 from samebits.into_vllm.loader import WorkerState
 from samebits.into_vllm.proof import route_record
 from samebits.into_vllm.sampling import KeyedSampler, holds_keys
@@ -50,6 +50,7 @@ class SamebitsWorker:
     def samebits_version(self) -> tuple[int, str] | None:
         """(counter, digest) of the weights that this worker holds; None after a publication that failed."""
         version = self._require_state().weights.version
+        check_workers()  # asked after tokens were produced: were their sums over workers whole?
         return None if version is None else (version.counter, version.digest)
 
     def samebits_supports(self) -> dict[int, dict[int, bytes]]:

@@ -3,7 +3,8 @@
 `python -m samebits.testing.audit [--json FILE]` prints a table and exits with 1 when a kernel breaks a rule: matrix
 instructions other than those that the arithmetic names (or any, where no product is asked for), approximate
 functions, a fused multiply-add that nobody wrote, flushed subnormals, floating-point atomics, spilled registers, more
-shared memory than the card has. A module `samebits.ops.<op>.triton` lists its kernels in KERNELS, each as
+shared memory than the card has. A module `samebits.ops.<op>.triton`, and that of
+the collectives, lists its kernels in KERNELS, each as
 (name, kernel, types of its arguments, constants, options); arguments without a type are constants, None where not
 given. Options: num_warps, num_stages, `targets` ("cuda" or "hip": only there), `divisible` (sizes that are multiples
 of 16), `spills_allowed` (targets on which it isn't hot).
@@ -29,6 +30,7 @@ from rich.table import Table
 from samebits.testing.generated_code import Code, violations
 
 ROOMS = ("attention", "embedding", "linear", "logprob", "rms_norm", "rotary", "sample", "swiglu")
+COLLECTIVES = "collectives"
 TARGETS = {"sm_90": ("cuda", 90, 32), "gfx942": ("hip", "gfx942", 64), "gfx950": ("hip", "gfx950", 64)}
 
 
@@ -47,17 +49,21 @@ class Finding:
 
 def kernels() -> Iterator[tuple[str, int]]:
     """(op, position in its KERNELS) of every kernel."""
-    for op in ROOMS:
-        if importlib.util.find_spec(f"samebits.ops.{op}.triton") is not None:
-            listed = getattr(importlib.import_module(f"samebits.ops.{op}.triton"), "KERNELS", None)
+    for op in (*ROOMS, COLLECTIVES):
+        if importlib.util.find_spec(_path(op)) is not None:
+            listed = getattr(importlib.import_module(_path(op)), "KERNELS", None)
             if listed is None:
-                raise ValueError(f"samebits.ops.{op}.triton lists no KERNELS")
+                raise ValueError(f"{_path(op)} lists no KERNELS")
             yield from ((op, number) for number in range(len(listed)))
+
+
+def _path(op: str) -> str:
+    return f"samebits.{op}.triton" if op == COLLECTIVES else f"samebits.ops.{op}.triton"
 
 
 def audit_one(op: str, number: int) -> list[Finding]:
     """The findings about one kernel, one for each target that it has a launch for."""
-    name, kernel, types, constants, options = importlib.import_module(f"samebits.ops.{op}.triton").KERNELS[number]
+    name, kernel, types, constants, options = importlib.import_module(_path(op)).KERNELS[number]
     wanted = options.get("targets")
     return [
         examine(f"{op}.{name}", kernel, types, constants, options, target)

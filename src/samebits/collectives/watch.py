@@ -1,0 +1,120 @@
+"""Watching over kernels that wait for other ranks: a thread of the host that ends a wait which can't succeed.
+
+A kernel polls memory and can't see whether a process died. After some time of waiting it stores, beside the rank that
+it waits for, its generation in pinned memory that the host reads, and looks at a word there: when the host stores 1 in
+it, every wait of this rank ends, now and later, and its results are NaN. Ranks leave word for each other in the store
+of their group.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import torch
+import torch.distributed as dist
+
+from samebits.collectives.errors import CollectiveError, RankFailed, RankLate, RankLost
+from samebits.collectives.peers import Peers
+
+SLICE = 0.1
+# A wait that was not heard of for so long has ended; kernels that share a card are silent while others run.
+_SILENCE = 2.0
+_FOLLOWED = "gave up: "
+_LEFT = "left the group"
+
+
+class Watch:
+    """One rank's watch over one group. `words` is what its kernels are given: int64 [1 + ranks], pinned."""
+
+    def __init__(self, group: dist.ProcessGroup, peers: Peers, name: str, timeout: float) -> None:
+        """`name` is the same on every rank and new in the group; `timeout` is how many seconds a kernel may wait."""
+        if not timeout > 0:
+            raise ValueError(f"timeout must be positive, got {timeout}")
+        self.words = torch.zeros(1 + group.size(), dtype=torch.int64, pin_memory=torch.cuda.is_available())
+        self._view = self.words.numpy()
+        self._rank, self._peers, self._timeout = group.rank(), peers, timeout
+        self._store = dist.distributed_c10d._get_process_group_store(group)
+        self._prefix = f"samebits/watch/{name}"
+        self._problem: CollectiveError | None = None
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="samebits-collectives", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise what was found, if anything was."""
+        if self._problem is not None:
+            raise self._problem
+
+    def fail(self, error: BaseException) -> None:
+        """Make every other rank raise RankFailed with this error; the first error stays."""
+        text = f"{type(error).__name__}: {error}"
+        self._give_up(RankFailed(f"this rank met an error before: {text}"), text)
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._give_up(RankLost("this rank has left the group; attach it again"), _LEFT)
+        self._ended.set()
+        self._thread.join()
+        self._peers.close()
+
+    def _run(self) -> None:
+        waits: dict[tuple[int, int], tuple[float, float]] = {}  # (rank, generation) -> first and last heard of
+        while not self._ended.wait(SLICE):
+            now = time.monotonic()
+            for rank, generation in self._heard():
+                first, _ = waits.get((rank, generation), (now, now))
+                waits[rank, generation] = first, now
+            waits = {wait: heard for wait, heard in waits.items() if now - heard[1] < _SILENCE}
+            if waits and self._problem is None:
+                problem = self._reason({rank: now - first for (rank, _), (first, _) in waits.items()})
+                if problem is not None:
+                    self._give_up(problem, f"{_FOLLOWED}{problem}")
+
+    def _heard(self) -> Iterator[tuple[int, int]]:
+        for rank in range(self._view.size - 1):
+            if said := int(self._view[1 + rank]):
+                self._view[1 + rank] = 0
+                yield rank, said
+
+    def _reason(self, waited: dict[int, float]) -> CollectiveError | None:
+        """Why the ranks that were waited for so many seconds will not come; None while they still may."""
+        said = self._said()
+        others = sorted(said, key=lambda rank: said[rank].startswith(_FOLLOWED))
+        for rank in (r for r in others if said[r] != _LEFT):
+            return RankFailed(f"{self._peers.name(rank)} failed before a collective that needs it: {said[rank]}")
+        for rank in waited:
+            if self._peers.ended(rank) or rank in said:
+                how = _LEFT if rank in said else "ended"
+                return RankLost(f"{self._peers.name(rank)} {how} before a collective that needs it")
+        late = [rank for rank, seconds in sorted(waited.items()) if seconds > self._timeout]
+        if not late:
+            return None
+        names = ", ".join(self._peers.name(rank) for rank in late)
+        return RankLate(f"{names} did not reach a collective on the device within {self._timeout:g} s")
+
+    def _said(self) -> dict[int, str]:
+        """The words that other ranks left; none where the store is gone with the process that kept it."""
+        keys = {rank: self._word_of(rank) for rank in range(len(self._peers.cards)) if rank != self._rank}
+        try:
+            return {r: self._store.get(key).decode(errors="replace") for r, key in keys.items() if self._has(key)}
+        except RuntimeError:
+            return {}
+
+    def _has(self, key: str) -> bool:
+        return bool(self._store.check([key]))
+
+    def _give_up(self, problem: CollectiveError, word: str) -> None:
+        with self._lock:
+            if self._problem is not None:
+                return
+            self._problem = problem
+        self._view[0] = 1
+        with suppress(RuntimeError):  # the process that kept the store may be gone; the others see that, too
+            self._store.set(self._word_of(self._rank), word[:1000])
+
+    def _word_of(self, rank: int) -> str:
+        return f"{self._prefix}/{rank}"
