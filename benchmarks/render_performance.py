@@ -250,6 +250,31 @@ def step(data: Data) -> str:
 THROUGHPUT_PEERS = ("native", "batch-invariant")
 
 
+def norm_launches(data: Data) -> str:
+    """RMSNorm of wide rows under each launch."""
+    records = data["records"]
+    launches = list(dict.fromkeys(r["launch"] for r in records))
+    rows = [
+        [what, shape, *(f"{r['ratio']:.2f} ({r['samebits_s'] * 1e6:.1f})" for r in _norms(records, what, shape))]
+        for what, shape in dict.fromkeys((r["what"], r["shape"]) for r in records)
+    ]
+    for what in dict.fromkeys(r["what"] for r in records):
+        ratios = [[r["ratio"] for r in records if (r["what"], r["launch"]) == (what, launch)] for launch in launches]
+        rows.append([what, "geometric mean", *(f"{geometric_mean(r):.2f}" for r in ratios)])
+    return "\n\n".join((
+        "## RMSNorm by launch",
+        "4096 columns, bf16, in captured graphs: vLLM's time over ours (our time in microseconds) for each launch; all "
+        "of them give the same bits. `shared` is the form for NVIDIA in which a row goes through shared memory.",
+        origin(data),
+        *([data["origin"]["note"]] if "note" in data["origin"] else []),
+        table(["what", "shape", *(f"`{launch}`" for launch in launches)], rows),
+    ))  # fmt: skip
+
+
+def _norms(records: list[Data], what: str, shape: str) -> list[Data]:
+    return [r for r in records if (r["what"], r["shape"]) == (what, shape)]
+
+
 def collectives(data: Data) -> str:
     """All-reduce over peer memory beside NCCL and vLLM's custom all-reduce."""
     parts = []
@@ -298,6 +323,7 @@ SECTIONS: dict[str, Callable[[Data], str]] = {
     "gpu_logprob": logprob,
     "gpu_attention": attention,
     "gpu_elementwise": elementwise,
+    "gpu_norm_launches": norm_launches,
     "gpu_step": step,
     "gpu_throughput": throughput,
     "gpu_collectives": collectives,

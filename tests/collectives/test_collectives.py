@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -174,6 +176,13 @@ def test_ranks_must_be_a_power_of_two() -> None:
 def test_partial_sums_must_not_be_rounded_first() -> None:
     with pytest.raises(ValueError, match=r"must be float32, got torch\.bfloat16"):
         fold_neighbours([partial_of(r).to(torch.bfloat16) for r in range(2)])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there are GPUs here")
+def test_memory_of_gpus_needs_gpus() -> None:
+    group: Any = object()
+    with pytest.raises(ValueError, match="there is none here; use shared_memory or gloo"):
+        attach(group, "peer_memory")
 
 
 def uneven_program(me: Rank) -> dict[str, Tensor]:

@@ -83,14 +83,20 @@ class Pages:
         size, j = self.cache.shape[2], torch.arange(length, device="cuda")
         return self.table[b, j // size].long() * size + j % size
 
-    def piece(self, rows: list[tuple[int, int]], how: object = None, arithmetic: str = "sm90", tail: int = 0) -> Tensor:
-        """The outputs of query rows begin .. end of every sequence (none where begin = end), in one call."""
+    def piece(
+        self, rows: list[tuple[int, int]], how: object = None, arithmetic: str = "sm90", tail: int = 0,
+        many: object = None,
+    ) -> Tensor:  # fmt: skip
+        """The outputs of query rows begin .. end of every sequence (none where begin = end), in one call.
+
+        `how` is the launch for sequences of few rows, `many` that of the others.
+        """
         cu = self.source.cu.tolist()
         at = torch.cat([torch.arange(cu[b] + x, cu[b] + y, device="cuda") for b, (x, y) in enumerate(rows)])
         q = torch.cat([self.source.q[at], self.source.q[:tail]])
         ends = torch.tensor([y for _, y in rows], device="cuda").int()
         starts = offsets([y - x for x, y in rows])
-        out = kernels.paged(q, self.cache, self.table, ends, starts, self.source.scale, arithmetic, how=how)
+        out = kernels.paged(q, self.cache, self.table, ends, starts, self.source.scale, arithmetic, how=how, rows=many)
         assert not out[len(at) :].any()
         return out[: len(at)]
 

@@ -36,6 +36,8 @@ def _checks():
 ROWS = [
     launch.Rows(128, 4, 3, copies=True),
     launch.Rows(128, 4, 2, copies=True),
+    launch.Rows(128, 4, 3, copies=True, pairs=True),
+    launch.Rows(128, 4, 2, copies=True, pairs=True),
     launch.Rows(128, 8, 2),
     launch.Rows(128, 8, 3),
     launch.Rows(64, 4, 3),
@@ -125,6 +127,19 @@ def test_prefill_extension_and_decode_share_a_call() -> None:
     source = _checks().batch([300, 600, 64, 5])
     rows = [(0, 300), (510, 600), (63, 64), (2, 5)]
     got = _checks().Pages.of(source).piece(rows, None, arithmetic(), tail=2)
+    cu = source.cu.tolist()
+    at = torch.cat([torch.arange(cu[b] + x, cu[b] + y) for b, (x, y) in enumerate(rows)])
+    assert_same(got, source.definition(arithmetic())[0][at.cuda()])
+
+
+@pytest.mark.parametrize("many", [how for how in ROWS if how.pairs], ids=str)
+@pytest.mark.parametrize("size", [16, 48, 64])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_pages_copied_in_pairs_give_the_bits_of_the_definition(many: launch.Rows, size: int, dim: int) -> None:
+    lengths = [300, 600, 64, 1, 1100, 128, 5]
+    source = _checks().batch(lengths, dim=dim)
+    rows = [(0, 300), (37, 600), (63, 64), (0, 1), (500, 1100), (100, 128), (2, 5)]
+    got = _checks().Pages.of(source, size).piece(rows, None, arithmetic(), tail=2, many=many)
     cu = source.cu.tolist()
     at = torch.cat([torch.arange(cu[b] + x, cu[b] + y) for b, (x, y) in enumerate(rows)])
     assert_same(got, source.definition(arithmetic())[0][at.cuda()])

@@ -35,7 +35,7 @@ def canonical(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("width", [64, 127, 128, 1000, 4096])
+@pytest.mark.parametrize("width", [64, 127, 128, 1000, 1025, 4096, 5120])
 def test_norm(width: int, kind: str) -> None:
     rows = 300
     x, residual = values(rows, width, kind=kind), values(rows, width, kind=kind, seed=1)
@@ -59,7 +59,10 @@ def test_norm(width: int, kind: str) -> None:
         assert_same(canonical(sums[0]), canonical(sums[1]), f"dw {kind}")
 
 
-@pytest.mark.parametrize("how", [Launch(1, 1), Launch(1, 2), Launch(1, 4), Launch(2, 4), Launch(8, 4)], ids=str)
+NORMS = [Launch(1, 1), Launch(1, 2), Launch(1, 4), Launch(2, 4), Launch(8, 4), Launch(1, 4, True), Launch(1, 16, True)]
+
+
+@pytest.mark.parametrize("how", NORMS, ids=str)
 def test_every_launch_of_norm(how: Launch) -> None:
     x, weight = values(300, 1024), values(1024, seed=2)
     got, want = NORM["triton"].forward(x, x, weight, 1e-6, how), NORM["reference"].forward(x, x, weight, 1e-6)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from samebits.backends import NoBackend, register
+from samebits.backends import NoBackend, lazy, register, select
 from samebits.bits import assert_same
 from samebits.ops.swiglu import swiglu
 
@@ -66,3 +66,16 @@ def test_a_registered_module_is_chosen_by_name(installed: Path, monkeypatch: pyt
 def test_what_nobody_announced_is_refused() -> None:
     with pytest.raises(NoBackend, match="no backend 'nobody'; it has cpu, reference, triton"):
         swiglu(torch.zeros(2, 4).bfloat16(), backend="nobody")
+
+
+def test_a_backend_without_its_foundation_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = tmp_path / "room_without_floor"
+    room.mkdir()
+    (room / "__init__.py").touch()
+    (room / "cpu.py").write_text("from samebits import _floor\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match="_floor"):
+        lazy("room_without_floor", "cpu")["cpu"]
+    monkeypatch.setitem(select._NEEDS, "samebits._floor", "the floor")
+    with pytest.raises(NoBackend, match="needs the floor, which is not installed here"):
+        lazy("room_without_floor", "cpu")["cpu"]

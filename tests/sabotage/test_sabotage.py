@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from samebits.testing import sabotage
+from samebits.testing import faults_gpu, sabotage
 from samebits.testing.cases import OPS
-from samebits.testing.faults import FAULTS, Fault
-from samebits.testing.sabotage import NATIVE, Finding, Notebook, Workshop, applicable, seed, sources, with_fault
+from samebits.testing.faults import FAULTS, Fault, with_fault
+from samebits.testing.sabotage import NATIVE, ROOT, Finding, Notebook, Workshop, applicable, seed, sources
 
 QUICK = applicable(fault for fault in FAULTS if fault.quick)
 
@@ -32,8 +32,17 @@ def test_faults_fit_the_kernels_of_today() -> None:
             assert with_fault((NATIVE / fault.file).read_text(), fault)
 
 
+@pytest.mark.parametrize("fault", faults_gpu.FAULTS, ids=str)
+def test_faults_fit_the_triton_kernels_of_today(fault: Fault) -> None:
+    text = (ROOT / "src/samebits" / fault.file).read_text()
+    compile(with_fault(text, fault), fault.file, "exec")
+    with pytest.raises(ValueError, match="bring the fault up to date"):
+        with_fault(text.replace(fault.edits[0][0], ""), fault)
+
+
 def test_every_operator_has_faults_and_cases() -> None:
     assert {fault.op for fault in FAULTS} == set(OPS)
+    assert {fault.op for fault in faults_gpu.FAULTS} == set(OPS) - {"sample_support"}  # which has no Triton kernel
     assert len(FAULTS) >= 50
 
 

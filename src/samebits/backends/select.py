@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from types import ModuleType
@@ -39,8 +40,8 @@ class Backends(Mapping[str, ModuleType]):
             return module
         try:
             module = importlib.import_module(f"{self._room}.{name}")
-        except ModuleNotFoundError as error:
-            need = _NEEDS.get(error.name or "")
+        except ImportError as error:
+            need = next((need for part, need in _NEEDS.items() if _lacks(part, error)), None)
             if need is None:
                 raise
             raise NoBackend(f"{self._room}: backend {name!r} needs {need}, which is not installed here") from error
@@ -58,6 +59,11 @@ class Backends(Mapping[str, ModuleType]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def _lacks(part: str, error: ImportError) -> bool:
+    """Did an import fail because `part` is missing? `from samebits import _cpu` names only the package."""
+    return error.name in (part, part.rpartition(".")[0] or part) and importlib.util.find_spec(part) is None
 
 
 def lazy(room: str, *names: str) -> Backends:

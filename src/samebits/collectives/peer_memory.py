@@ -28,7 +28,7 @@ from samebits.collectives.watch import Watch
 # Up to here a sum takes one step; the 8-byte words cost twice the bytes, the second step a round trip.
 SMALL_BYTES = 1 << 20
 CAPACITY = 32 << 20
-_FLAG_KINDS = _HALVES = _FAMILIES = _KINDS = 2
+_HALVES = _KINDS = 2
 
 
 def region_bytes(ranks: int, capacity: int) -> int:
@@ -44,7 +44,7 @@ def region_bytes(ranks: int, capacity: int) -> int:
 
 def _offsets(ranks: int, capacity: int) -> tuple[int, int, int]:
     """Where the small boxes and the large boxes begin, behind the flags, and where a region ends."""
-    small = _FLAG_KINDS * ranks * launches.LARGE_BLOCKS * 8
+    small = _KINDS * ranks * launches.LARGE_BLOCKS * 8
     large = small + _HALVES * ranks * _small_room(capacity) * 8
     return small, large, large + _KINDS * _HALVES * ranks * _large_room(ranks, capacity) * 4
 
@@ -69,14 +69,14 @@ class PeerMemoryTransport:
             torch.tensor([address + offset for address in memory.addresses], dtype=torch.int64, device=device)
             for offset in (0, *_offsets(ranks, capacity)[:2])
         ]
-        blocks = max(launches.SMALL_BLOCKS, launches.LARGE_BLOCKS)
         self._region = launches.Region(
             rank=rank,
             ranks=ranks,
             flags=tables[0],
             small_boxes=tables[1],
             large_boxes=tables[2],
-            states=torch.zeros(_FAMILIES, blocks, 2, dtype=torch.int64, device=device),
+            small_state=torch.zeros(launches.SMALL_BLOCKS, 2, dtype=torch.int64, device=device),
+            large_state=torch.zeros(launches.LARGE_BLOCKS, 2, dtype=torch.int64, device=device),
             watch=watch.words,
             small_room=_small_room(capacity),
             large_room=_large_room(ranks, capacity),

@@ -73,12 +73,14 @@ def attach(
     bytes per rank (default 1 MiB). "peer_memory" is for tensors on GPUs of one host, one rank or several on a card;
     larger payloads than `capacity` (default 32 MiB; four times as much is taken) go in pieces; tensors on the CPU
     still go through torch.distributed. Raises ValueError for another transport, for a number of ranks that no tree
-    has, and where the ranks don't share a host.
+    has, where there is no GPU for "peer_memory", and where the ranks don't share a host.
     """
     if transport not in TRANSPORTS:
         raise ValueError(f"transport must be one of {', '.join(TRANSPORTS)}, got {transport!r}")
     if group in _attached:
         raise ValueError("this group has a transport already; detach it first")
+    if transport == "peer_memory" and not torch.cuda.is_available():
+        raise ValueError("peer_memory is for ranks with GPUs, and there is none here; use shared_memory or gloo")
     if group.size() == 1:
         return
     require_power_of_two(group.size(), "attach")

@@ -20,7 +20,7 @@ LARGE_TILE, LARGE_BLOCKS = 4096, 128
 class Region(NamedTuple):
     """What kernels know of the memory of all ranks: tables of addresses, int64 [ranks], and sizes.
 
-    `states` counts generations, int64 [2 families, blocks, 2]; `watch` is what the host and waiting blocks share.
+    The states count generations, int64 [blocks, 2]; `watch` is what the host and waiting blocks share.
     """
 
     rank: int
@@ -28,7 +28,8 @@ class Region(NamedTuple):
     small_boxes: Tensor
     large_boxes: Tensor
     flags: Tensor
-    states: Tensor
+    small_state: Tensor
+    large_state: Tensor
     watch: Tensor
     small_room: int
     large_room: int
@@ -50,7 +51,7 @@ def sum_small(partial: Tensor, bias: Tensor | None, out: Tensor, region: Region)
     """The tree sum of fp32 [n <= small_room] over ranks in one step."""
     n = partial.numel()
     kernels.sum_small[(min(SMALL_BLOCKS, triton.cdiv(n, SMALL_TILE)),)](
-        partial, bias, out, region.small_boxes, region.states[0], region.watch,
+        partial, bias, out, region.small_boxes, region.small_state, region.watch,
         slot("collectives.sum_small", partial.device), n, _columns(bias), RANK=region.rank, RANKS=region.ranks,
         HAS_BIAS=bias is not None, OUT_BF16=out.dtype == torch.bfloat16, TILE=SMALL_TILE, BLOCKS=SMALL_BLOCKS,
         ROOM=region.small_room, num_warps=4, enable_fp_fusion=False,
@@ -61,7 +62,7 @@ def sum_large(partial: Tensor, bias: Tensor | None, out: Tensor, region: Region,
     """The tree sum of fp32 [n] over ranks in two steps; without `whole` only this rank's share of equal ones."""
     share, tail = shares(partial.numel(), region.ranks) if whole else (out.numel(), out.numel())
     kernels.sum_large[(min(LARGE_BLOCKS, triton.cdiv(share, LARGE_TILE)),)](
-        partial, bias, out, region.large_boxes, region.flags, region.states[1], region.watch,
+        partial, bias, out, region.large_boxes, region.flags, region.large_state, region.watch,
         slot("collectives.sum_large", partial.device), share, tail, _columns(bias), RANK=region.rank,
         RANKS=region.ranks, WHOLE=whole, HAS_BIAS=bias is not None, OUT_BF16=out.dtype == torch.bfloat16,
         TILE=LARGE_TILE, BLOCKS=LARGE_BLOCKS, ROOM=region.large_room, num_warps=16, enable_fp_fusion=False,
@@ -72,7 +73,7 @@ def gather_words(words: Tensor, out: Tensor, region: Region) -> None:
     """int32 [n <= large_room] of every rank -> out [ranks, n]."""
     n = words.numel()
     kernels.gather_words[(min(LARGE_BLOCKS, triton.cdiv(n, LARGE_TILE)),)](
-        words, out, region.large_boxes, region.flags, region.states[1], region.watch,
+        words, out, region.large_boxes, region.flags, region.large_state, region.watch,
         slot("collectives.gather", words.device), n, RANK=region.rank, RANKS=region.ranks, TILE=LARGE_TILE,
         BLOCKS=LARGE_BLOCKS, ROOM=region.large_room, num_warps=16, enable_fp_fusion=False,
     )  # fmt: skip

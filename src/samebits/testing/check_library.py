@@ -12,6 +12,9 @@ import json
 import sys
 from pathlib import Path
 
+from samebits.bits import digest
+from samebits.testing.cases import Subject, applies, cases, left_of, right_of
+
 REFUSED = ["refused"]
 
 
@@ -25,19 +28,17 @@ def load_kernels(library: str) -> None:
     sys.modules["samebits._cpu"] = module
 
 
-def main(library: str, op: str, memory: Path) -> None:
-    load_kernels(library)
-
-    from samebits.bits import digest
-    from samebits.testing.cases import Subject, applies, cases, left_of, right_of
-
-    subject = Subject("cpu")
+def examine(subject: Subject, op: str, memory: Path, enough: int = sys.maxsize) -> tuple[list[str], int]:
+    """(names of the cases of `op` that see a difference, cases that ran); stops after `enough` of them have."""
     first = not memory.exists()
     known: dict[str, list[str]] = {} if first else json.loads(memory.read_text())
-    noticed = []
-    chosen = [case for case in cases(op) if applies(case, subject) and known.get(case.name) != REFUSED]
-    for case in chosen:
+    noticed: list[str] = []
+    ran = 0
+    for case in cases(op):
         wanted = known.get(case.name)
+        if wanted == REFUSED or not applies(case, subject) or len(noticed) == enough:
+            continue
+        ran += 1
         try:
             if wanted is None:
                 wanted = [digest(tensor) for tensor in right_of(case, subject)]
@@ -52,7 +53,13 @@ def main(library: str, op: str, memory: Path) -> None:
             noticed.append(case.name)
     if first:
         memory.write_text(json.dumps(known))
-    print(json.dumps({"noticed": noticed, "cases": len(chosen)}))
+    return noticed, ran
+
+
+def main(library: str, op: str, memory: Path) -> None:
+    load_kernels(library)
+    noticed, ran = examine(Subject("cpu"), op, memory)
+    print(json.dumps({"noticed": noticed, "cases": ran}))
 
 
 if __name__ == "__main__":

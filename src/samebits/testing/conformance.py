@@ -7,11 +7,14 @@ ran is the same; 1: some differ or failed; 2: nothing ran, so nothing is known.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from samebits.backends import ARITHMETICS, announced
 from samebits.testing.cases import OPS, Case, Subject, applies, cases, difference
@@ -73,7 +76,24 @@ def ops_of(backend: str) -> tuple[str, ...]:
     return tuple(op for op in OPS if op in outside) or OPS
 
 
-def main(words: Sequence[str]) -> int:
+def results(words: Sequence[str], rows: Sequence[Row], processes: int) -> Iterator[Result]:
+    """The result of each row, in their order; `words` are the arguments that chose them."""
+    if processes == 1:
+        yield from map(run, rows)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        for row, (outcome, why, seconds) in zip(rows, pool.map(partial(_nth, words), range(len(rows))), strict=True):
+            yield Result(row, outcome, why, seconds)
+
+
+def _nth(words: Sequence[str], number: int) -> tuple[str, str, float]:
+    """What the row of this number gives, without the row: its functions don't travel between processes."""
+    result = run(_rows(_parsed(words))[number])
+    return result.outcome, result.why, result.seconds
+
+
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m samebits.testing.conformance", description=__doc__)
     parser.add_argument("--backend", default="cpu", help="who is tested: cpu, triton, or a registered name")
     parser.add_argument("--device", default="cpu", help="where its tensors lie: cpu, cuda, cuda:1 ...")
@@ -81,15 +101,23 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--filter", default="", metavar="TEXT", help="a printed line, or words that it must contain")
     parser.add_argument("--long", action="store_true", help="the cases of `make conformance`, too")
     parser.add_argument("--list", action="store_true", help="print the table and run nothing")
-    asked = parser.parse_args(words)
+    parser.add_argument("--processes", type=int, default=1, help="how many take cases in turn")
+    return parser.parse_args(words)
+
+
+def _rows(asked: argparse.Namespace) -> list[Row]:
     subject = Subject(asked.backend, asked.device, asked.arithmetic)
-    rows = chosen(table(subject, asked.long, ops_of(asked.backend)), asked.filter)
+    return chosen(table(subject, asked.long, ops_of(asked.backend)), asked.filter)
+
+
+def main(words: Sequence[str]) -> int:
+    asked = _parsed(words)
+    rows = _rows(asked)
     if asked.list:
         print("\n".join(map(str, rows)))
         return 0
     counts: Counter[str] = Counter()
-    for row in rows:
-        result = run(row)
+    for result in results(words, rows, asked.processes):
         counts[result.outcome] += 1
         print(result, flush=True)
     print(f"{len(rows)} cases: " + ", ".join(f"{counts[name]} {name}" for name in (SAME, DIFFERS, FAILED, REFUSED)))

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fault:
-    """Replacements in one file of csrc/ (each text occurs there once), or one compiler flag.
+    """Replacements in one file (of csrc/, or of the package for Triton kernels), or one compiler flag.
 
-    `op` names the cases that must notice; `isa` is set where the code exists for one instruction set only;
-    `quick` ones are tried by every test run, all of them by `make sabotage`.
+    Each text occurs once in the file. `op` names the cases that must notice, under `arithmetic`; `isa` is set where
+    the code exists for one instruction set only; `quick` ones are tried by every test run, all by `make sabotage`.
     """
 
     name: str
@@ -20,9 +20,22 @@ class Fault:
     flag: str = ""
     isa: str = ""
     quick: bool = False
+    arithmetic: str = "fma32"
 
     def __str__(self) -> str:
         return f"{self.op}: {self.name}"
+
+
+def with_fault(text: str, fault: Fault) -> str:
+    """A source text made wrong. ValueError when it does not hold what the fault replaces exactly once."""
+    for old, new in fault.edits:
+        if text.count(old) != 1:
+            raise ValueError(
+                f"{fault}: {fault.file} holds {old!r} {text.count(old)} times, wanted once; "
+                "bring the fault up to date with the kernel"
+            )
+        text = text.replace(old, new)
+    return text
 
 
 _CONTRACT = "-ffp-contract=fast"

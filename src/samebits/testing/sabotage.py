@@ -24,7 +24,7 @@ import torch
 
 from samebits import _cpu
 from samebits.contract import digest_of
-from samebits.testing.faults import FAULTS, Fault
+from samebits.testing.faults import FAULTS, Fault, with_fault
 
 ROOT = Path(__file__).resolve().parents[3]
 NATIVE = ROOT / "src/samebits/csrc"
@@ -105,18 +105,6 @@ class Inspection:
 
 class NotTrusted(RuntimeError):
     """The cases see a difference where there is no fault."""
-
-
-def with_fault(text: str, fault: Fault) -> str:
-    """A source text made wrong. ValueError when it does not hold what the fault replaces exactly once."""
-    for old, new in fault.edits:
-        if text.count(old) != 1:
-            raise ValueError(
-                f"{fault}: {fault.file} holds {old!r} {text.count(old)} times, wanted once; "
-                "bring the fault up to date with the kernel"
-            )
-        text = text.replace(old, new)
-    return text
 
 
 def applicable(faults: Iterable[Fault]) -> list[Fault]:

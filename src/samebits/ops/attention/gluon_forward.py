@@ -27,7 +27,7 @@ KEYS = gl.constexpr(64)
 
 
 @gluon.jit
-def _zeros_past(v_tile, inside_until, D: gl.constexpr):
+def zeros_past(v_tile, inside_until, D: gl.constexpr):
     """+0 in the rows of a tile of values from `inside_until` on."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
     values = v_tile.load(layout)
@@ -38,7 +38,7 @@ def _zeros_past(v_tile, inside_until, D: gl.constexpr):
 
 
 @gluon.jit
-def _weights(s, m, c, first_key, position, MASKED: gl.constexpr, mma: gl.constexpr):
+def weights_of(s, m, c, first_key, position, MASKED: gl.constexpr, mma: gl.constexpr):
     """(m', a, p) of a tile."""
     if MASKED:
         valid = first_key + gl.arange(0, KEYS, gl.SliceLayout(0, mma))[None, :] <= position[:, None]
@@ -55,13 +55,13 @@ def _weights(s, m, c, first_key, position, MASKED: gl.constexpr, mma: gl.constex
 
 
 @gluon.jit
-def _folded(p):
+def folded_of(p):
     """The lanes of the row sum of a tile."""
     return fold_pair(fold_pair(fold_pair(p, ROWS, 64), ROWS, 32), ROWS, 16)
 
 
 @gluon.jit
-def _merged(total_m, total_l, total, m, lanes, acc, reached, wide: gl.constexpr):
+def merged_of(total_m, total_l, total, m, lanes, acc, reached, wide: gl.constexpr):
     """The total after a chunk, where the chunk reaches the row."""
     lsum = fold_pair(fold_pair(fold_pair(lanes, ROWS, 8), ROWS, 4), ROWS, 2)
     lsum = gl.convert_layout(gl.reshape(lsum, (ROWS,)), total_l.type.layout)
@@ -104,7 +104,7 @@ def _consume(
     total = gl.zeros((ROWS, D), gl.float32, wide)
     nothing = gl.zeros((ROWS, KEYS), gl.float32, mma)
     least = gl.full((ROWS,), float("-inf"), gl.float32, rows)
-    empty = _folded(nothing)
+    empty = folded_of(nothing)
 
     mbarrier.wait(k_ready.index(0), 0)
     s = warpgroup_mma(own, k_tiles.index(0).permute((1, 0)), nothing, is_async=True)
@@ -112,11 +112,11 @@ def _consume(
     gl.thread_barrier()
     mbarrier.arrive(k_free.index(0), count=1)
     if whole > 0:
-        m, a, p = _weights(s, least, c, 0, position, False, mma)
+        m, a, p = weights_of(s, least, c, 0, position, False, mma)
     else:
-        m, a, p = _weights(s, least, c, 0, position, True, mma)
+        m, a, p = weights_of(s, least, c, 0, position, True, mma)
     # as after any tile: the factor is NaN where the maximum is not finite
-    lanes = gl.fma(empty, gl.convert_layout(a, gl.SliceLayout(1, empty.type.layout))[:, None], _folded(p))
+    lanes = gl.fma(empty, gl.convert_layout(a, gl.SliceLayout(1, empty.type.layout))[:, None], folded_of(p))
     acc = gl.zeros((ROWS, D), gl.float32, wide) * gl.convert_layout(a, gl.SliceLayout(1, wide))[:, None]
     p16 = gl.convert_layout(p.to(gl.bfloat16), gl.DotOperandLayout(0, wide, 2))
     for tile in range(0, tiles):
@@ -130,7 +130,7 @@ def _consume(
         s_next = warpgroup_mma(own, k_tiles.index(k_slot).permute((1, 0)), nothing, is_async=True)
         mbarrier.wait(v_ready.index(slot), (tile // STAGES) & 1)
         if tile * KEYS + KEYS > length:
-            _zeros_past(v_tiles.index(slot), length - tile * KEYS, D)
+            zeros_past(v_tiles.index(slot), length - tile * KEYS, D)
         product = warpgroup_mma(p16, v_tiles.index(slot), acc, is_async=True)
         mbarrier.arrive(turns.index(1 - group), count=1)
         s = warpgroup_mma_wait(1, deps=[s_next])
@@ -138,16 +138,16 @@ def _consume(
         mbarrier.arrive(k_free.index(k_slot), count=1)
         m_start = gl.where(ends, least, m)
         if coming < whole:
-            m_next, a, p = _weights(s, m_start, c, coming * KEYS, position, False, mma)
+            m_next, a, p = weights_of(s, m_start, c, coming * KEYS, position, False, mma)
         else:
-            m_next, a, p = _weights(s, m_start, c, coming * KEYS, position, True, mma)
-        folded = _folded(p)
+            m_next, a, p = weights_of(s, m_start, c, coming * KEYS, position, True, mma)
+        folded = folded_of(p)
         acc = warpgroup_mma_wait(0, deps=[product])
         gl.thread_barrier()
         mbarrier.arrive(v_free.index(slot), count=1)
         if ends:
             reached = position >= tile // TILES * (TILES * KEYS)
-            total_m, total_l, total = _merged(total_m, total_l, total, m, lanes, acc, reached, wide)
+            total_m, total_l, total = merged_of(total_m, total_l, total, m, lanes, acc, reached, wide)
             acc = gl.zeros((ROWS, D), gl.float32, wide)
             lanes = empty
         acc = acc * gl.convert_layout(a, gl.SliceLayout(1, wide))[:, None]
@@ -185,12 +185,16 @@ def _produce(
 
 
 @gluon.jit
-def find_block(block, rows_of, B, GROUP: gl.constexpr, BLOCK: gl.constexpr, BATCH: gl.constexpr):
-    """As find_rows of triton_rows.py for all sequences, the last block of a sequence first."""
+def find_block(
+    block, rows_of, B, GROUP: gl.constexpr, BLOCK: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr = 1
+):
+    """As find_rows of triton_rows.py for sequences of at least LEAST rows, the last block of a sequence first."""
     at = gl.arange(0, BATCH, gl.BlockedLayout([1], [32], [4], [0]))
     begin = gl.load(rows_of + at, mask=at < B, other=0)
     end = gl.load(rows_of + at + 1, mask=at < B, other=0)
     blocks = ((end - begin) * GROUP + BLOCK - 1) // BLOCK
+    if LEAST > 1:
+        blocks = gl.where((end - begin) * GROUP >= LEAST, blocks, 0)
     ends = gl.associative_scan(blocks, 0, _add)
     total = gl.sum(blocks, 0)
     b = gl.sum((ends <= block).to(gl.int32), 0)

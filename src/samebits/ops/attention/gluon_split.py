@@ -22,7 +22,7 @@ def fold_pair(x, ROWS: gl.constexpr, FROM: gl.constexpr):
 
 
 @gluon.jit
-def _rows_of_tile(table, length, head, first_key, HEADS: gl.constexpr, SIZE: gl.constexpr):
+def rows_of_tile(table, length, head, first_key, HEADS: gl.constexpr, SIZE: gl.constexpr):
     """The rows of the cache, seen as [pages * HEADS * SIZE, 2 D], where the four groups of 16 keys begin."""
     k1 = gl.where(first_key + 16 < length, first_key + 16, first_key)
     k2 = gl.where(first_key + 32 < length, first_key + 32, first_key)
@@ -168,7 +168,7 @@ def chunk_states(
         if stage < steps:
             first = ((split + stage // TILES * SPLITS) * TILES + stage % TILES) * 64
             _copy_tile(
-                cache, _rows_of_tile(table, length, head, first, HEADS, SIZE), ready, k_buffers, v_buffers, stage, D
+                cache, rows_of_tile(table, length, head, first, HEADS, SIZE), ready, k_buffers, v_buffers, stage, D
             )
 
     rows: gl.constexpr = gl.SliceLayout(1, mma)
@@ -195,7 +195,7 @@ def chunk_states(
         more = ahead < steps
         coming = gl.where(more, ahead, step)
         first = ((split + coming // TILES * SPLITS) * TILES + coming % TILES) * 64
-        sources = _rows_of_tile(table, length, head, first, HEADS, SIZE)
+        sources = rows_of_tile(table, length, head, first, HEADS, SIZE)
         chunk = split + step // TILES * SPLITS
         first_key = (chunk * TILES + step % TILES) * 64
         mbarrier.wait(ready.index(slot), (step // STAGES) & 1)

@@ -20,13 +20,16 @@ MOST_PROGRAMS = 16 * SMS
 class Rows:
     """Programs that own `rows` (token, head) rows and read `stages` tiles ahead.
 
-    `copies`: the Gluon form, whose keys are copied by Hopper's tensor engine.
+    `copies`: the Gluon form, whose keys are copied by Hopper's tensor engine; `pairs`: its form with fewer waits, which
+    also reads pages. That one is compiled by the audit and tested by tests/gpu, but no shape takes it yet: it has not
+    been run on a card.
     """
 
     rows: int
     warps: int
     stages: int
     copies: bool = False
+    pairs: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from samebits.ops.attention import (
     gluon_forward,
+    gluon_pairs,
     gluon_split,
     launch,
     triton_backward,
@@ -95,13 +96,22 @@ def _copies() -> Iterator[Entry]:
             types={"cache": box},
         )  # fmt: skip
     rows = launch.forward(DIM, copies=True)
-    whole: Constants = {"HEADS": HEADS, "GROUP": GROUP, "D": DIM, "BATCH": 8, "STATISTICS": True, "STAGES": rows.stages}
+    whole: Constants = {"HEADS": HEADS, "GROUP": GROUP, "D": DIM, "BATCH": 8, "STAGES": rows.stages, "REGISTERS": 240}
+    statistics: Constants = {"STATISTICS": True}
+    packed = statistics | {"SIZE": 0, "LEAST": 1, "table": None}
+    paged = {"SIZE": 16, "LEAST": 17, "STATISTICS": False, "m_out": None, "l_out": None}
+    part = f"tensordesc<bf16[16, 64],{tile}>"
     box = f"tensordesc<bf16[64, {DIM}],{tile}>"
-    # values that live across the loop, which the register limit at the entry of specialised warps counts
-    yield _entry(
-        "copies.packed", gluon_forward.forward_rows, {**whole, "REGISTERS": 240}, rows.warps, "cuda",
-        types={"keys": box, "values": box}, spills_allowed=("sm_90",),
-    )  # fmt: skip
+    for name, kernel, constants, copied in (
+        ("packed", gluon_forward.forward_rows, statistics, box),
+        ("packed-pairs", gluon_pairs.forward_rows, packed, box),
+        ("paged-pairs", gluon_pairs.forward_rows, paged, part),
+    ):
+        # values that live across the loop, which the register limit at the entry of specialised warps counts
+        yield _entry(
+            f"copies.{name}", kernel, whole | constants, rows.warps, "cuda", types={"keys": copied, "values": copied},
+            spills_allowed=("sm_90",),
+        )  # fmt: skip
 
 
 def _others() -> Iterator[Entry]:

@@ -52,8 +52,9 @@ def paged(
     max_query_len: int | None = None,
     out: Tensor | None = None,
     how: launch.Split | None = None,
+    rows: launch.Rows | None = None,
 ) -> Tensor:
-    """As the definition; requests with few rows have their chunks spread over programs."""
+    """As the definition; requests with few rows have their chunks spread over programs, the others take `rows`."""
     out = _results(q, False, arithmetic, out)[0]
     size = kv_cache.shape[2]
     tokens, requests, group = q.shape[0], seq_lens.shape[0], q.shape[1] // kv_cache.shape[1]
@@ -66,9 +67,12 @@ def paged(
         _split(q, kv_cache, out, seq_lens, query_start_loc, block_table, scale, how, chunks)
     longest = tokens if max_query_len is None else max_query_len
     if few < longest * group:  # some request may have more rows
+        if rows is not None and rows.pairs:
+            hopper.forward_pages(q, kv_cache, out, query_start_loc, seq_lens, block_table, few + 1, scale, rows)
+            return out
         index = (query_start_loc, seq_lens, None, block_table, size)
         k, v = _keys_and_values(kv_cache)
-        _rows(q, k, v, out, None, None, *index, scale, arithmetic, few + 1, None)
+        _rows(q, k, v, out, None, None, *index, scale, arithmetic, few + 1, rows)
     return out
 
 

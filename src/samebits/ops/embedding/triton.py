@@ -47,7 +47,7 @@ def scatter_rows(ids, order, dy, dw, counter, tokens, rows, start, dy_row, H, BL
         next_one += 1
         same = tl.load(ids + next_one, mask=next_one < tokens, other=-1)
         same = tl.where(next_one < tokens, same, own - 1)
-    tl.store(to, acc, mask=at < H)
+    tl.store(to, tl.where(acc != acc, float("nan"), acc), mask=at < H)
 
 
 def forward(ids: Tensor, weight: Tensor, start: int) -> Tensor:

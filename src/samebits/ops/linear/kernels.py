@@ -237,6 +237,7 @@ def matmul_any(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     EVEN: tl.constexpr,
+    REPEAT: tl.constexpr,
     CONTINUE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SWAPPED: tl.constexpr,
@@ -252,7 +253,10 @@ def matmul_any(
     columns = (tl.program_id(0) % tiles_n) * BLOCK_N + tl.arange(0, BLOCK_N)
     segment = tl.program_id(1)
     k = tl.arange(0, BLOCK_K)
-    a_rows = a + rows.to(tl.int64) * a_row + segment.to(tl.int64) * width * a_k
+    if REPEAT:  # rows past the end are the last one again: they are not stored, and loads need no masks
+        a_rows = a + tl.minimum(rows, M - 1).to(tl.int64) * a_row + segment.to(tl.int64) * width * a_k
+    else:
+        a_rows = a + rows.to(tl.int64) * a_row + segment.to(tl.int64) * width * a_k
     b_rows = b + columns.to(tl.int64) * b_row + segment.to(tl.int64) * width * b_k
     a_held = rows < M
     b_held = columns < N

@@ -15,7 +15,11 @@ LDS_BYTES = 65536  # of a compute unit of MI300X
 
 @dataclass(frozen=True)
 class Launch:
-    """`kernel`: persistent, tile, any (see kernels.py); `swapped` and `split` belong to `any`."""
+    """`kernel`: persistent, tile, any (see kernels.py); `swapped`, `split` and `repeat` belong to `any`.
+
+    `repeat`: rows past the last are loaded as the last. Tested by tests/gpu, but no shape takes it yet: it has not been
+    run on a card.
+    """
 
     kernel: str
     block_m: int
@@ -27,10 +31,12 @@ class Launch:
     per_sm: int = 1  # programs of the persistent kernel on each multiprocessor
     swapped: bool = False
     split: bool = False  # segments side by side, added up by a second kernel
+    repeat: bool = False
 
     @property
     def name(self) -> str:
         marks = f"-x{self.per_sm}" * (self.per_sm > 1) + "-swapped" * self.swapped + "-split" * self.split
+        marks += "-repeat" * self.repeat
         return f"{self.kernel}-{self.block_m}x{self.block_n}x{self.block_k}-w{self.warps}-s{self.stages}{marks}"
 
 

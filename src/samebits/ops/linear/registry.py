@@ -49,7 +49,7 @@ def _strided(how: Launch, bf16: bool, targets: str) -> Entry:
     constants |= {"BLOCK_M": how.block_m, "BLOCK_N": how.block_n}
     if how.kernel == "fma":
         return "fma", kernels.matmul_fma, types, constants, _options(how, targets)
-    constants |= {"BLOCK_K": how.block_k, "SWAPPED": how.swapped, "EVEN": True}
+    constants |= {"BLOCK_K": how.block_k, "SWAPPED": how.swapped, "EVEN": True, "REPEAT": how.repeat}
     return how.name, kernels.matmul_any, types, constants, _options(how, targets)
 
 
@@ -73,7 +73,7 @@ def _entries() -> Iterator[Entry]:
     few = [
         Launch("any", 16, 16, 256, 2, 5, swapped=True), Launch("any", 16, 64, 128, 4, 4, swapped=True),
         Launch("any", 16, 16, 512, 4, 4, swapped=True), Launch("any", 32, 32, 256, 4, 4, swapped=True),
-        Launch("any", 64, 64, 32, 4, 3),
+        Launch("any", 64, 64, 32, 4, 3), Launch("any", 16, 16, 512, 4, 4, swapped=True, repeat=True),
     ]  # fmt: skip
     for targets, of in (("cuda", lambda how: how), ("hip", for_amd)):
         if targets == "hip":

@@ -154,7 +154,8 @@ def _any(
         a, b, target, bias if last else None, slot(name, a.device), m, n, k // segments,
         *a.stride(), *b.stride(), target.stride(-2),
         BLOCK_M=how.block_m, BLOCK_N=how.block_n, BLOCK_K=how.block_k, CONTINUE=keep_c,
-        EVEN=m % how.block_m == n % how.block_n == k // segments % how.block_k == 0,
+        EVEN=(how.repeat or m % how.block_m == 0) and n % how.block_n == k // segments % how.block_k == 0,
+        REPEAT=how.repeat,
         HAS_BIAS=last and bias is not None, SWAPPED=how.swapped, OUT_BF16=target.dtype == torch.bfloat16,
         num_warps=how.warps, num_stages=how.stages, **OPTIONS,
     )  # fmt: skip

@@ -7,12 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Launch:
+    """Programs of `rows` rows; `shared`: the Gluon form, one row through shared memory."""
+
     rows: int
     warps: int
+    shared: bool = False
 
 
-def forward(width: int) -> Launch:
-    """Wide rows have threads of their own, narrow ones share a program."""
+SHARED_WIDTHS = range(1024, 8193)
+
+
+def forward(width: int, shared: bool = False) -> Launch:
+    """Wide rows have threads of their own, narrow ones share a program; `shared`: the device can take that form."""
+    if shared and width in SHARED_WIDTHS:
+        return Launch(1, 4 if width <= 4096 else 8, shared=True)
     if width > 512:
         return Launch(1, 2) if width > 1024 else Launch(1, 1)
     return Launch(16, 4)

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from samebits.arithmetic.triton import count_launch, fold_halves_of, round_bf16_of
 from samebits.backends.device_counters import slot
-from samebits.ops.rms_norm import launch
+from samebits.ops.rms_norm import gluon_rows, launch
 from samebits.ops.rms_norm.contract import LANES
 from samebits.ops.rms_norm.launch import Launch
 
 _LANES = tl.constexpr(LANES)
+AHEAD = 64  # rows that the gradient of the weight has on their way
 
 
 @triton.jit
@@ -127,7 +128,7 @@ def norm_weight_gradient(
         dy += UNROLL * dy_row
         x += UNROLL * x_row
         scale += UNROLL
-    tl.store(dw + at, acc, mask=ok)
+    tl.store(dw + at, tl.where(acc != acc, float("nan"), acc), mask=ok)
 
 
 def forward(
@@ -138,8 +139,14 @@ def forward(
     y = torch.empty(rows, width, dtype=torch.bfloat16, device=x.device)
     scale = torch.empty(rows, dtype=torch.float32, device=x.device)
     total = x if residual is None else torch.empty_like(y)
-    how = how or launch.forward(width)
-    if rows:
+    how = how or launch.forward(width, shared=torch.version.hip is None)
+    if rows and how.shared:
+        gluon_rows.norm_row[(rows,)](
+            x, residual, weight, y, total, scale, slot("rms_norm.forward.rows", x.device), x.stride(0),
+            0 if residual is None else residual.stride(0), eps, W=width, WIDTH=triton.next_power_of_2(width),
+            ADD=residual is not None, WARPS=how.warps, num_warps=how.warps, enable_fp_fusion=False,
+        )  # fmt: skip
+    elif rows:
         norm_forward[(triton.cdiv(rows, how.rows),)](
             x, residual, weight, y, total, scale, slot("rms_norm.forward", x.device), rows, x.stride(0),
             0 if residual is None else residual.stride(0), eps,
@@ -163,7 +170,7 @@ def backward(
         )  # fmt: skip
         norm_weight_gradient[(triton.cdiv(width, 32),)](
             dy, x, scale, dw, slot("rms_norm.weight_gradient", x.device), rows, dy.stride(0), x.stride(0), width,
-            COLUMNS=32, UNROLL=16, num_warps=1, enable_fp_fusion=False,
+            COLUMNS=32, UNROLL=AHEAD, num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
     return dx
 
@@ -174,10 +181,12 @@ _TYPES = dict.fromkeys(("x", "residual", "weight", "y", "total", "dy", "dsum", "
 }  # fmt: skip
 
 
-def _entry(name: str, kernel, constants: dict[str, object], warps: int) -> tuple[object, ...]:
+def _entry(
+    name: str, kernel, constants: dict[str, object], warps: int, targets: str | None = None
+) -> tuple[object, ...]:
     types = {n: t for n, t in _TYPES.items() if n in kernel.arg_names and n not in constants}
     divisible = tuple(n for n in types if n.endswith("_row"))
-    return name, kernel, types, constants, {"num_warps": warps, "divisible": divisible}
+    return name, kernel, types, constants, {"num_warps": warps, "divisible": divisible, "targets": targets}
 
 
 KERNELS = (
@@ -186,5 +195,12 @@ KERNELS = (
         "forward-heads", norm_forward, {"W": 128, "ADD": False, "residual": None, "ROWS": 16}, launch.forward(128).warps
     ),
     _entry("backward", norm_backward, {"W": 2048, "ADD": True, "ROWS": 1}, launch.backward(2048).warps),
-    _entry("weight_gradient", norm_weight_gradient, {"COLUMNS": 32, "UNROLL": 16}, 1),
-)
+    _entry("weight_gradient", norm_weight_gradient, {"COLUMNS": 32, "UNROLL": AHEAD}, 1),
+    *(
+        _entry(
+            f"forward-row{'-add' * add}", gluon_rows.norm_row,
+            {"W": 4096, "WIDTH": 4096, "ADD": add, "WARPS": 4} | ({} if add else {"residual": None}), 4, "cuda",
+        )
+        for add in (False, True)
+    ),
+)  # fmt: skip

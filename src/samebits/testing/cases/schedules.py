@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from samebits import _cpu
 from samebits.testing.cases.case import Case, Compute, Subject
 
 INSTRUCTION_SETS = ("scalar", "avx2")
@@ -16,6 +15,8 @@ THREADS = (1, 3, 7)
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
+    from samebits import _cpu  # a machine with a GPU may be without it, and has none of these cases
+
     _cpu.set_threads(count)
     try:
         yield
@@ -26,6 +27,8 @@ def threads(count: int) -> Iterator[None]:
 @contextmanager
 def instruction_set(name: str) -> Iterator[None]:
     """Raises ValueError where this processor lacks it."""
+    from samebits import _cpu
+
     before = _cpu.instruction_set()
     _cpu.force_instruction_set(name)
     try:
