@@ -19,7 +19,9 @@ ablate: env
 	$(BIN)/samebits ablate --run-dir runs/ablate --num-rollout 8
 
 ## test: lint, types, every test, and the audit of the GPU kernels
-test: env lint types unit audit
+test: env lint
+	$(MAKE) --jobs=2 --output-sync=target types audit
+	$(MAKE) unit
 
 lint: env
 	$(BIN)/ruff check .
@@ -28,8 +30,9 @@ lint: env
 types: env
 	$(BIN)/mypy
 
+# Two files at a time: a job of the engines is busy on little more than one core.
 unit: env
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 ## conformance: the cases of every operator, long ones too, and the primitives over all 2^32 inputs
 conformance: env

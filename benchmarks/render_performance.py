@@ -250,6 +250,29 @@ def step(data: Data) -> str:
 THROUGHPUT_PEERS = ("native", "batch-invariant")
 
 
+def training(data: Data) -> str:
+    """A step of Megatron-Core on both routes, and which kernels take the device's time."""
+    rows = [
+        [r["shape"].replace("x", " x "), r["peer"], f"{r['samebits_s']:.3f}", f"{r['peer_s']:.3f}", f"{r['ratio']:.2f}"]
+        for r in data["records"]
+    ]
+    profile = data["profile"]
+    sides = [name for name, found in profile.items() if isinstance(found, dict)]
+    longest = [sorted(profile[side].items(), key=lambda item: -item[1])[:6] for side in sides]
+    kernels = [[f"`{name}` {ms:.0f}" for name, ms in both] for both in zip(*longest, strict=True)]
+    return "\n\n".join((
+        "## Training step",
+        "Megatron-Core on one card, a random model of Qwen3-1.7B's size: forward, loss, backward, norm, clipping, "
+        "Adam, with one micro-batch of samples x tokens. The peer is Megatron's own local modules, here with torch's "
+        "scaled_dot_product_attention (cuDNN's kernels) as core attention; TransformerEngine and apex were not there.",
+        origin(data),
+        *([data["note"]] if "note" in data else []),
+        table(["samples x tokens", "peer", "ours, s", "peer, s", "ratio (wanted: 0.95)"], rows),
+        f"Longest kernels of one step at {profile['shape'].replace('x', ' x ')}, in ms of the device:",
+        table(sides, kernels),
+    ))  # fmt: skip
+
+
 def norm_launches(data: Data) -> str:
     """RMSNorm of wide rows under each launch."""
     records = data["records"]
@@ -323,6 +346,7 @@ SECTIONS: dict[str, Callable[[Data], str]] = {
     "gpu_logprob": logprob,
     "gpu_attention": attention,
     "gpu_elementwise": elementwise,
+    "gpu_training": training,
     "gpu_norm_launches": norm_launches,
     "gpu_step": step,
     "gpu_throughput": throughput,

@@ -24,11 +24,11 @@ def test_pairs_take_turns_and_the_ratio_is_peer_over_ours() -> None:
 
     def ours() -> None:
         order.append("ours")
-        time.sleep(0.002)
+        time.sleep(0.01)
 
     def theirs() -> None:
         order.append("theirs")
-        time.sleep(0.006)
+        time.sleep(0.03)
 
     record = measure(Work("sleep", "", "a longer one", ours, theirs, goal=1.0), seconds=0.0)
     assert order == ["ours", "theirs"] * 6  # one warm-up, then five

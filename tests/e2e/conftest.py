@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -84,19 +85,22 @@ def prints_to(pid: int, log: Path) -> bool:
     return target == log.resolve()
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
-    """start(name, **flags) begins a small job in tmp_path / name; flags override the small ones."""
+Start = Callable[..., Running]
+
+
+@contextmanager
+def starting(folder: Path) -> Iterator[Start]:
+    """start(name, **flags) begins a small job in folder / name; flags override the small ones."""
     running: list[Running] = []
 
     def begin(name: str, **flags: object) -> Running:
         settings = {**SMALL, **{key.replace("_", "-"): value for key, value in flags.items()}}
         words = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
-        command = [sys.executable, "-m", "samebits.cli.main", "run", "--run-dir", str(tmp_path / name), *words]
+        command = [sys.executable, "-m", "samebits.cli.main", "run", "--run-dir", str(folder / name), *words]
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
-        running.append(Running(tmp_path / name, process))
+        running.append(Running(folder / name, process))
         return running[-1]
 
     yield begin
@@ -104,3 +108,16 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
         if job.process.poll() is None:
             job.process.kill()
             job.process.communicate()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with starting(tmp_path) as begin:
+        yield begin
+
+
+@pytest.fixture(scope="module")
+def start_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """The same for jobs that several tests of a file look at."""
+    with starting(tmp_path_factory.mktemp("shared")) as begin:
+        yield begin

@@ -25,6 +25,9 @@ def test_a_run_with_native_code_is_located_at_a_later_step(start: Callable) -> N
     job = start("run", ffn_case="R/P", trace_tokens=4)
     assert job.wait() == Verdict.DIFFERENT.exit_code, job.output + job.logs()
     assert verify(job.path).problems == ()
+    totals = json.loads((job.path / "summary.json").read_text())
+    assert totals["modules"] == {"attention": "R/R", "ffn": "R/P", "logp": "R/R"}
+    assert totals["case"] == "attention=R/R ffn=R/P logp=R/R"
     code, found = locate(job.path, "--sample", sample_of_step(job.path, 2))
     assert (code, found["verdict"], found["kind"]) == (1, "different", "operator"), found
     assert (found["where"]["site"], found["where"]["layer"]) == ("MLP norm", 0)

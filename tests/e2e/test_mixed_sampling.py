@@ -83,6 +83,10 @@ def samples(text: str) -> list[TrainSample]:
     ]  # fmt: skip
 
 
+def preload() -> None:
+    import samebits.into_megatron.trainer  # noqa: F401  each rank would take seconds over it
+
+
 def train(me: Rank, model: str, rollouts: str) -> dict[str, torch.Tensor]:
     """Scores, one step, and the gradients behind it, in strict mode."""
     from samebits.into_megatron.trainer import TrainerRank

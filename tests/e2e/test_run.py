@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from samebits.evidence.sidecar import StepSample, read_step, sidecar_name
 from samebits.evidence.verdict import Verdict
 from samebits.evidence.verify import verify
-from samebits.timeline.events import Evaluated, Published
+from samebits.timeline.events import Evaluated, Published, Sampled
 from samebits.timeline.ledger import read
 
 
@@ -27,21 +28,30 @@ def summary(run: Path) -> dict[str, Any]:
     return totals
 
 
-def test_strict_on_both_sides_gives_the_same_bits_twice(start: Callable) -> None:
-    runs = []
-    for name in ("first", "second"):
-        job = start(name, case="R/R", num_rollout=3, eval_interval=3, eval_prompts=8)
-        assert job.wait() == Verdict.SAME.exit_code, job.output + job.logs()
-        assert "all" in job.output
-        runs.append(job.path)
-    totals = summary(runs[0])
+STRICT = {"case": "R/R", "num_rollout": 3, "eval_interval": 3, "eval_prompts": 8}
+
+
+def strict_run(start: Callable, name: str, **flags: object) -> Path:
+    job = start(name, **STRICT, **flags)
+    assert job.wait() == Verdict.SAME.exit_code, job.output + job.logs()
+    assert "all" in job.output
+    return job.path
+
+
+@pytest.fixture(scope="module")
+def strict(start_once: Callable) -> Path:
+    return strict_run(start_once, "strict")
+
+
+def test_strict_on_both_sides_gives_the_same_bits_twice(start: Callable, strict: Path) -> None:
+    again = strict_run(start, "again")
+    totals = summary(strict)
     assert (totals["mismatch_count"], totals["max_abs_diff"], totals["steps"]) == (0, 0.0, 3)
     assert totals["compared_tokens"] > 100
-    assert (runs[0] / "report.html").is_file()
+    assert (strict / "report.html").is_file()
     for step in (1, 2, 3):
-        name = f"steps/step_{step:05d}.safetensors"
-        assert (runs[0] / name).read_bytes() == (runs[1] / name).read_bytes()
-    first, second = (read(run / "timeline.jsonl").events for run in runs)
+        assert (strict / sidecar_name(step)).read_bytes() == (again / sidecar_name(step)).read_bytes()
+    first, second = (read(run / "timeline.jsonl").events for run in (strict, again))
     assert weights(first) == weights(second)
     assert len(set(weights(first))) == 4
     accuracies = [[e.accuracy for e in events if isinstance(e, Evaluated)] for events in (first, second)]
@@ -50,6 +60,33 @@ def test_strict_on_both_sides_gives_the_same_bits_twice(start: Callable) -> None
 
 def weights(events: tuple) -> list[tuple[int, str]]:
     return [(event.version, event.digest) for event in events if isinstance(event, Published)]
+
+
+def facts(sample: StepSample) -> tuple[tuple[int, ...], ...]:
+    return tuple(sample.token_ids), tuple(sample.rollout_bits), tuple(sample.trainer_bits)
+
+
+def test_two_engines_share_the_prompts_and_give_the_bits_of_one(start: Callable, strict: Path) -> None:
+    """All get every publication, and the records name each."""
+    two = strict_run(start, "two", rollout_engines=2)
+    for step in (1, 2, 3):
+        left, right = (read_step(run / sidecar_name(step)) for run in (strict, two))
+        assert [facts(sample) for sample in left] == [facts(sample) for sample in right]
+    events = read(two / "timeline.jsonl").events
+    assert [event.engines for event in events if isinstance(event, Published)] == [2, 2, 2, 2]
+    sampled = [event for event in events if isinstance(event, Sampled)]
+    assert {event.engine for event in sampled} == {0, 1}
+    served: dict[str, set[int]] = {}
+    for event in sampled:
+        served.setdefault(event.key.rsplit("/", 1)[0], set()).add(event.engine)
+    assert all(len(engines) == 1 for engines in served.values()), "a prompt was torn between engines"
+    routes = [json.loads(path.read_text()) for path in sorted((two / "routes").iterdir())]
+    assert sorted(r["engine"] for r in routes if r["role"] == "rollout") == [0, 1]
+    assert len({r["process"] for r in routes}) == len(routes) == 3
+
+    record = next(p for p in (two / "routes").iterdir() if json.loads(p.read_text())["engine"] == 1)
+    record.unlink()
+    assert verify(two).verdict is Verdict.CANNOT_TELL, "an engine without its record was not missed"
 
 
 @pytest.mark.parametrize("case", ["P/P", "R/P", "P/R"])
@@ -62,14 +99,6 @@ def test_native_code_on_a_side_shows_the_mismatch(start: Callable, case: str) ->
     assert totals["mismatch_count"] > 0
     assert totals["max_abs_diff"] > 0
     assert totals["worst"] is not None
-
-
-def test_one_native_module_is_recorded_as_such(start: Callable) -> None:
-    job = start("run", ffn_case="P/R")
-    assert job.wait() in (Verdict.SAME.exit_code, Verdict.DIFFERENT.exit_code), job.output + job.logs()
-    totals = summary(job.path)
-    assert totals["modules"] == {"attention": "R/R", "ffn": "P/R", "logp": "R/R"}
-    assert totals["case"] == "attention=R/R ffn=P/R logp=R/R"
 
 
 def test_draws_from_a_nucleus_give_the_same_bits_over_it(start: Callable) -> None:

@@ -22,6 +22,10 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
 }
 
 
+def preload() -> None:
+    import megatron.core.models.gpt  # noqa: F401  each rank would take seconds over it
+
+
 def model_chunks(config: Any) -> list[Any]:
     """Megatron's GPTModel as it is, with the contract's layers; its forward gives logits."""
     from megatron.core import parallel_state

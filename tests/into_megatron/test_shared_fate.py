@@ -15,7 +15,7 @@ from torch import Tensor
 # The ranks run this file by its path.
 sys.path.append(str(Path(__file__).parent))
 
-from trainer_jobs import make_samples, strict
+from trainer_jobs import make_samples, preload, strict  # noqa: F401  run_ranks calls preload
 
 from samebits.testing.ranks import Rank, run_ranks
 from samebits.testing.tiny_models import write_tiny_model

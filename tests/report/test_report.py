@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from samebits.contract import run_contract
+from samebits.contract.boundaries.linear import LINEAR
 from samebits.evidence.verify import verify
 from samebits.report import write_report
 from samebits.report.charts import bar_chart, line_chart, number, stacked_chart, ticks
@@ -71,6 +73,16 @@ def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
     text = (tmp_path / "run" / "report.html").read_text()
     assert "http" not in text
     assert "url(" not in text
+
+
+def test_every_behaviour_of_a_boundary_is_shown(tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    manifest = json.loads((tmp_path / "run/manifest.json").read_text())
+    manifest["contract"]["content"]["boundaries"] = run_contract([LINEAR], segments=1).as_data()["boundaries"]
+    (tmp_path / "run/manifest.json").write_text(json.dumps(manifest))
+    words = page(tmp_path / "run").words
+    for text in ("special values", LINEAR.merge, LINEAR.primitives, LINEAR.specials):
+        assert text in words
 
 
 def test_every_quantity_has_its_chart(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from samebits import env
 
 def bench_command(threads: int, seconds: float, only: str, out: Path | None, matrix_unit: bool, show_list: bool) -> int:
     """Measures what contains `only`, prints each line as it comes, and writes OUT.json and OUT.svg if asked."""
-    if not matrix_unit:
-        env.export({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"})
+    if not matrix_unit:  # torch takes its products from either library: SDPA's stay on the unit if one may use it
+        env.export({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "MKL_ENABLE_INSTRUCTIONS": "AVX512_E3"})
     from samebits.bench.cpu import measure, works
     from samebits.bench.plot import ratio_plot
     from samebits.bench.record import provenance

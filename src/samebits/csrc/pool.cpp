@@ -47,6 +47,8 @@ void pause_briefly() {
 }
 
 class Pool {
+  static constexpr int kSpins = 4000;  // some microseconds
+
  public:
   explicit Pool(int n) : size_(n) {
     for (int i = 1; i < n; ++i) workers_.emplace_back([this, i] { serve(i); });
@@ -64,7 +66,9 @@ class Pool {
     pending_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
     publish();
     part(0);
-    while (pending_.load(std::memory_order_acquire) > 0) pause_briefly();
+    // on a busy machine a worker may need this core to finish
+    for (int i = 0; pending_.load(std::memory_order_acquire) > 0; ++i)
+      if (i < kSpins) pause_briefly(); else sched_yield();
   }
 
  private:
@@ -77,7 +81,7 @@ class Pool {
     uint64_t seen = 0;
     for (;;) {
       // spin for some microseconds, since layers follow each other closely, then sleep
-      for (int i = 0; i < 4000 && generation_.load(std::memory_order_acquire) == seen; ++i) pause_briefly();
+      for (int i = 0; i < kSpins && generation_.load(std::memory_order_acquire) == seen; ++i) pause_briefly();
       if (generation_.load(std::memory_order_acquire) == seen) {
         std::unique_lock<std::mutex> lock(mutex_);
         wake_.wait(lock, [&] { return generation_.load(std::memory_order_acquire) != seen; });

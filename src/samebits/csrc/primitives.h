@@ -20,12 +20,16 @@ inline F32x16 exp2_core(F32x16 r) {
 
 // exp2 over all of fp32: gradual underflow, +inf above 128, NaN for NaN.
 inline F32x16 exp2(F32x16 t) {
+#if defined(SAMEBITS_ISA_avx512)
+  return keep_nan(scaled(exp2_core(fraction(t)), nearest(t)), t);
+#else
   F32x16 c = max(min(t, F32x16::all(129.0f)), F32x16::all(-152.0f));
   F32x16 n = nearest(c);
   F32x16 p = exp2_core(c - n);
   // two factors, so that neither leaves the range of normal powers of two; the first product is exact
   F32x16 half = nearest(n * F32x16::all(0.5f));
   return keep_nan(p * power_of_two(half) * power_of_two(n - half), t);
+#endif
 }
 
 inline F32x16 sigmoid(F32x16 x) {

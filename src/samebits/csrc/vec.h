@@ -56,11 +56,10 @@ inline F32x16 max(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline F32x16 min(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 // Nearest integer, ties to even, as fp32.
 inline F32x16 nearest(F32x16 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
-// 2^n for an integral fp32 n in [-126, 127].
-inline F32x16 power_of_two(F32x16 n) {
-  __m512i e = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(e, 23))};
-}
+// a - nearest(a), exactly; +0 for an infinity.
+inline F32x16 fraction(F32x16 a) { return {_mm512_reduce_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+// a * 2^n for a positive `a` and an integral n of any size, infinities too: one rounding.
+inline F32x16 scaled(F32x16 a, F32x16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 // Lanes of `a` where `key` is NaN are replaced by the canonical NaN.
 inline F32x16 keep_nan(F32x16 a, F32x16 key) {
   return {_mm512_mask_mov_ps(a.v, _mm512_cmp_ps_mask(key.v, key.v, _CMP_UNORD_Q),
@@ -106,6 +105,7 @@ inline F32x16 nearest(F32x16 a) {
   constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   return {_mm256_round_ps(a.lo, mode), _mm256_round_ps(a.hi, mode)};
 }
+// 2^n for an integral fp32 n in [-126, 127].
 inline __m256 power_of_two_8(__m256 n) {
   __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
   return _mm256_castsi256_ps(_mm256_slli_epi32(e, 23));

@@ -21,7 +21,7 @@ from samebits.report.worst import WorstToken, worst_tokens
 from samebits.timeline.events import parse_json
 from samebits.timeline.ledger import read
 
-BEHAVIOURS = ("dependency", "partition", "merge", "precision", "rounding", "primitives")
+BEHAVIOURS = ("dependency", "partition", "merge", "precision", "rounding", "primitives", "specials")
 
 
 def write_report(run: Path, found: Verification | None = None) -> Path:
@@ -267,9 +267,10 @@ def _contract(manifest: Mapping[str, Any]) -> str:
         + [escape(str(data.get(behaviour, ""))) for behaviour in BEHAVIOURS]
         for name, data in (boundaries if isinstance(boundaries, dict) else {}).items()
     ]
+    columns = ("boundary", *BEHAVIOURS[:-1], "special values")
     return (
         f"<h2>Contract</h2><p><code>{escape(str(contract.get('digest')))}</code><br>{escape(text)}</p>"
-        f"<details><summary>Its boundaries</summary>{table(('boundary', *BEHAVIOURS), rows)}</details>"
+        f"<details><summary>Its boundaries</summary>{table(columns, rows)}</details>"
     )
 
 

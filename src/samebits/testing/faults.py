@@ -65,7 +65,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         quick=True,
     ),
-    Fault("blocks of K start anew and are added", "linear", _GEMM, (("constexpr int64_t kDepth = 256;", "constexpr int64_t kDepth = 32;"), ("accumulate || i > 0);\n      }", "accumulate);\n      }"))),
+    Fault("blocks of K start anew and are added", "linear", _GEMM, (("constexpr int64_t kDepth = 256;", "constexpr int64_t kDepth = 32;"), ("accumulate || i > 0, ahead)", "accumulate, ahead)"))),
     Fault(
         "weight gradient does not continue main_grad", "linear", _LINEAR,
         (("width, rows, own, k, true)", "width, rows, own, k, false)"),),
@@ -136,7 +136,7 @@ FAULTS: tuple[Fault, ...] = (
     # attention
     Fault(
         "the causal mask is off by one", "attention", _ATTENTION,
-        (("positions_[r + i] + 1 - tile));\n    int vectors", "positions_[r + i] + (positions_[r + i] == tile) - tile));\n    int vectors"),),
+        (("positions_[row] + 1 - tile));", "positions_[row] + (positions_[row] == tile) - tile));"),),
     ),
     Fault("chunks of 1024 for 512", "attention", _TILES, (("constexpr int kChunk = 512;", "constexpr int kChunk = 1024;"),)),
     Fault(

@@ -2,14 +2,19 @@
 
     results = run_ranks(__file__, "my_rank", 2, tmp_path)      # [{name: tensor} of rank 0, of rank 1]
 
-The function gets a `Rank` and returns tensors by name. `python -m samebits.testing.ranks` is the child's side.
+The function gets a `Rank` and returns tensors by name. `python -m samebits.testing.ranks` is the other side: it runs
+the file, calls its `preload()` where it has one (imports that would cost every rank seconds), and parts into ranks.
 """
 
 from __future__ import annotations
 
+import os
 import runpy
+import signal
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -47,34 +52,74 @@ def run_ranks(file: str, function: str, world: int, directory: Path, *arguments:
     first process that failed.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    common = [sys.executable, "-W", "ignore", "-m", "samebits.testing.ranks", file, function, str(world)]
-    children = [
-        subprocess.Popen(
-            [*common, str(rank), str(directory), *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        for rank in range(world)
-    ]
+    command = [sys.executable, "-W", "ignore", "-m", "samebits.testing.ranks", file, function, str(world)]
+    parent = subprocess.Popen(
+        [*command, str(directory), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
     try:
-        outputs = [child.communicate(timeout=300)[0].decode(errors="replace") for child in children]
+        output = parent.communicate(timeout=300)[0]
     finally:
-        for child in children:
-            child.kill()
-            child.wait()
-    for rank, (child, output) in enumerate(zip(children, outputs, strict=True)):
-        if child.returncode != 0:
-            raise RuntimeError(f"{function}: rank {rank} of {world} exited with {child.returncode}:\n{output}")
+        if parent.poll() is None:
+            os.killpg(parent.pid, signal.SIGKILL)
+            parent.wait()
+    if parent.returncode != 0:
+        raise RuntimeError(f"{function}: {output}")
     return [load_file(directory / f"rank{rank}.safetensors") for rank in range(world)]
 
 
-def _child(file: str, function: str, world: str, rank: str, directory: str, *arguments: str) -> None:
-    me = Rank(int(rank), int(world), str(Path(directory) / "rendezvous"))
-    torch.set_num_threads(1)
-    tensors = runpy.run_path(file)[function](me, *arguments)
-    save_file({name: t.contiguous() for name, t in tensors.items()}, Path(directory) / f"rank{rank}.safetensors")
+def _part(file: str, function: str, world: int, directory: Path, *arguments: str) -> int:
+    """Fork one process per rank and wait for all. 1, with the output of the first that failed, or 0."""
+    torch.set_num_threads(1)  # a forked process does not have the threads of OpenMP
+    program = runpy.run_path(file)
+    program.get("preload", lambda: None)()
+    ranks = [Rank(rank, world, str(directory / "rendezvous")) for rank in range(world)]
+    children = [_fork(me, lambda me: _rank(me, program[function], directory, *arguments), directory) for me in ranks]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    for rank, code in enumerate(codes):
+        if code != 0:
+            print(f"rank {rank} of {world} exited with {code}:")
+            print(_log(directory, rank).read_text(errors="replace"))
+            return 1
+    return 0
+
+
+def _fork(me: Rank, run: Callable[[Rank], None], directory: Path) -> int:
+    """The process id of a child that runs `run(me)`, its output in a log."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        log = os.open(_log(directory, me.rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        run(me)
+        code = 0
+    except BaseException:  # noqa: BLE001  a forked child must never come back into its parent's code
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _log(directory: Path, rank: int) -> Path:
+    return directory / f"rank{rank}.log"
+
+
+def _rank(me: Rank, function: Callable[..., dict[str, torch.Tensor]], directory: Path, *arguments: str) -> None:
+    tensors = function(me, *arguments)
+    save_file({name: t.contiguous() for name, t in tensors.items()}, directory / f"rank{me.rank}.safetensors")
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    _child(*sys.argv[1:])
+    file, function, world, directory, *arguments = sys.argv[1:]
+    sys.exit(_part(file, function, int(world), Path(directory), *arguments))

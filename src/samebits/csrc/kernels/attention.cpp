@@ -67,8 +67,10 @@ class Worker {
     int64_t end = std::min<int64_t>(begin + kChunk, last() + 1);
     for (int64_t tile = begin; tile < end; tile += kTile) {
       load(tile, static_cast<int>(std::min<int64_t>(kTile, end - tile)));
+      // first the keys, then the values: each stays in the first-level cache for all rows
+      for (int r = first_row(tile); r < rows_; r += kBlockRows) score(r, std::min(kBlockRows, rows_ - r), tile);
       for (int r = first_row(tile); r < rows_; r += kBlockRows)
-        rows(r, std::min(kBlockRows, rows_ - r), tile, tile == begin, state);
+        take(r, std::min(kBlockRows, rows_ - r), tile, tile == begin, state);
     }
   }
 
@@ -103,20 +105,27 @@ class Worker {
   }
 
  private:
+  // Each part starts on a cache line: the products read whole lines.
   void reserve() {
-    int64_t rows = rows_ + kBlockRows, size = rows * width_ + 2 * State::floats(rows, width_) + kTile * 2 * width_;
-    if (static_cast<int64_t>(memory_.size()) < size) memory_.resize(size);
+    int64_t rows = rows_ + kBlockRows, state = State::floats(rows, width_), tile = kTile * width_;
+    float** parts[] = {&q_, &total_, &part_, &keys_, &values_, &scores_};
+    int64_t sizes[] = {rows * width_, state, state, tile, tile, rows * kTile}, all = kLanes;
+    for (int64_t& size : sizes) all += size = (size + kLanes - 1) / kLanes * kLanes;
+    if (static_cast<int64_t>(memory_.size()) < all) memory_.resize(all);
     positions_.resize(rows_);
-    q_ = memory_.data();
-    total_ = q_ + rows * width_;
-    part_ = total_ + State::floats(rows, width_);
-    keys_ = part_ + State::floats(rows, width_);
-    values_ = keys_ + kTile * width_;
+    float* next = memory_.data() + (64 - reinterpret_cast<uintptr_t>(memory_.data()) % 64) / sizeof(float);
+    for (int i = 0; i < 6; ++i) *parts[i] = next, next += sizes[i];
   }
 
   int first_row(int64_t key) const {
     return static_cast<int>(std::lower_bound(positions_.begin(), positions_.end(), key) - positions_.begin());
   }
+
+  // How many keys of a tile a row sees.
+  int count(int row, int64_t tile) const {
+    return static_cast<int>(std::min<int64_t>(kTile, positions_[row] + 1 - tile));
+  }
+  int vectors(int row, int64_t tile) const { return padded(count(row, tile)) / kLanes; }
 
   // Few rows read a tile once: then it is converted on the way, else it is kept in fp32 for all of them.
   bool few() const { return rows_ <= kBlockRows && dim_ % kLanes == 0; }
@@ -129,26 +138,26 @@ class Worker {
     for (int i = 0; i < n; ++i) widen_row(value_rows_[i], dim_, values_ + i * width_);
   }
 
-  void scores(int r, int n, int vectors, float* p) {
+  // The scores of rows r .. r + n with the loaded tile.
+  void score(int r, int n, int64_t tile) {
     const float* q = q_ + r * width_;
-    if (!few()) return chain({q, width_, 1}, Wide{keys_, kTile}, p, kTile, n, dim_, vectors, true);
+    float* p = scores_ + r * kTile;
+    int wide = vectors(r + n - 1, tile);
+    if (!few()) return chain({q, width_, 1}, Wide{keys_, kTile}, p, kTile, n, dim_, wide, true);
     for (int d = 0; d < dim_; d += kSlice) {  // a slice of the keys stays in the first-level cache
       int part = std::min(kSlice, dim_ - d);
       transpose_rows(key_rows_, loaded_, d, part, keys_);
-      chain({q + d, width_, 1}, Wide{keys_, kTile}, p, kTile, n, part, vectors, d == 0);
+      chain({q + d, width_, 1}, Wide{keys_, kTile}, p, kTile, n, part, wide, d == 0);
     }
   }
 
-  // Rows r .. r + n of the item take the loaded tile.
-  void rows(int r, int n, int64_t tile, bool first, State state) {
-    alignas(64) float p[kBlockRows * kTile];
-    int counts[kBlockRows];
-    for (int i = 0; i < n; ++i)
-      counts[i] = static_cast<int>(std::min<int64_t>(kTile, positions_[r + i] + 1 - tile));
-    int vectors = padded(counts[n - 1]) / kLanes;
-    scores(r, n, vectors, p);
+  // Rows r .. r + n take the loaded tile by their scores.
+  void take(int r, int n, int64_t tile, bool first, State state) {
+    float* p = scores_ + r * kTile;
     float* acc = state.acc + r * width_;
-    softmax(p, n, counts, vectors, state.largest + r, state.sum + r, first ? nullptr : acc);
+    int counts[kBlockRows];
+    for (int i = 0; i < n; ++i) counts[i] = count(r + i, tile);
+    softmax(p, n, counts, vectors(r + n - 1, tile), state.largest + r, state.sum + r, first ? nullptr : acc);
     if (few())
       chain_to_ends({p, kTile, 1}, Narrow{value_rows_, 0}, acc, width_, n, counts, width_ / kLanes, first);
     else
@@ -195,7 +204,7 @@ class Worker {
   const uint16_t* value_rows_[kTile] = {};
   std::vector<float> memory_;
   std::vector<int64_t> positions_;
-  float *q_ = nullptr, *total_ = nullptr, *part_ = nullptr, *keys_ = nullptr, *values_ = nullptr;
+  float *q_ = nullptr, *total_ = nullptr, *part_ = nullptr, *keys_ = nullptr, *values_ = nullptr, *scores_ = nullptr;
 };
 
 void run(Worker& worker, const AttentionCall& call, const Item& item) {

@@ -153,6 +153,14 @@ def _cuts() -> Iterator[Case]:
         # the groups of sm90 and cdna3 count from the first row of a call
         only = "fma32" if len(sizes) == ROWS else ""
         yield Case(OP, name, partial(_grown, sizes=(ROWS,)), partial(_grown, sizes=sizes), arithmetic=only)
+    yield Case(
+        OP,
+        "weight-gradient-any-padding",
+        partial(_packed, padding=0),
+        partial(_packed, padding=3),
+        # elsewhere padding moves rows into other groups
+        arithmetic="fma32",
+    )
     yield Case(OP, "row-gradients-any-batch", partial(_row_gradients, size=ROWS), partial(_row_gradients, size=3))
 
 
@@ -188,6 +196,16 @@ def _grown(at: Subject, sizes: Sequence[int]) -> list[Tensor]:
 
     weight, bias = randn(33, 67, seed=1), randn(33, seed=2)
     return [grown_by_pieces(by_weight, at, weight, ROWS, sizes), grown_by_pieces(by_bias, at, bias, ROWS, sizes)]
+
+
+def _packed(at: Subject, padding: int) -> list[Tensor]:
+    """Sequences of 32 rows, each followed by rows of padding: whatever they hold, their dy is zero."""
+    x, dy = randn(ROWS, 67).view(-1, 32, 67), randn(ROWS, 33, seed=1).view(-1, 32, 33)
+    rest = randn(len(x), padding, 67, seed=2), torch.zeros(len(x), padding, 33, dtype=dy.dtype)
+    x, dy = (torch.cat([rows, more], dim=1).flatten(0, 1) for rows, more in zip((x, dy), rest, strict=True))
+    buffer = at.put(randn(33, 67, seed=3).float())
+    wgrad(at.put(dy), at.put(x), buffer, **at.how)
+    return [buffer]
 
 
 def _row_gradients(at: Subject, size: int) -> list[Tensor]:
