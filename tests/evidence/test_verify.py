@@ -332,6 +332,18 @@ def test_a_compiled_native_engine_proves_its_route(tmp_path: Path, name: str) ->
 
 
 @pytest.mark.parametrize(
+    ("mode", "count", "good"), [("captured", 3, True), ("captured", 0, False), ("eager", 4, True), ("eager", 3, False)]
+)
+def test_calls_while_a_graph_is_captured_launch_nothing(tmp_path: Path, mode: str, count: int, good: bool) -> None:
+    run = tmp_path / "run"
+    write_run(run)
+    route = next((run / "routes").glob("*rollout*"))
+    edit_json(route, lambda r: r.update(mode=mode, counters={**r["counters"], "linear": count}))
+    reseal(run)
+    assert (verify(run).verdict is Verdict.SAME) is good
+
+
+@pytest.mark.parametrize(
     ("counters", "message"),
     [
         ({"linear": 0, "linear_logp": 4}, None),

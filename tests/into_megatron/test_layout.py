@@ -112,3 +112,33 @@ def test_groups_are_consecutive_and_within_the_limit() -> None:
     groups = group_samples(samples, 10)
     assert groups == [range(0, 2), range(2, 3), range(3, 6)]
     assert group_samples([], 10) == []
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("kind", ["zigzag", "allgather"])
+def test_samples_in_whole_groups_of_rows_lie_alike_on_any_number_of_ranks(ranks: int, kind: CpLayout) -> None:
+    samples = SETS[3]
+    slots = first_slots(samples)[:-1]
+    batches = [packed_batch(samples, slots, rank=r, ranks=ranks, multiple=1, each=16, kind=kind) for r in range(ranks)]
+    everyones = torch.cat([batch.ids[0] for batch in batches])
+    order = batches[0].packing.key_order if batches[0].packing is not None else None
+    rows = everyones if order is None else everyones[order]
+    alone = packed_batch(samples, slots, rank=0, ranks=1, multiple=1, each=16)
+    assert rows.tolist() == alone.ids[0].tolist()
+    for place, one in enumerate(samples):
+        assert rows[16 * place : 16 * place + len(one.token_ids)].tolist() == list(one.token_ids)
+    found: dict[int, tuple[int, int]] = {}
+    for batch in batches:
+        found |= scored(batch)
+    assert found == expected(samples)
+
+
+def test_a_micro_batch_moves_as_a_whole() -> None:
+    batch = packed_batch(SETS[2], first_slots(SETS[2])[:-1], rank=0, ranks=2, multiple=1)
+    moved = batch.to(torch.device("meta"))
+    tensors = [moved.ids, moved.rows, moved.targets, moved.slots]
+    assert moved.packing is not None
+    assert moved.packing.key_order is not None
+    tensors += [moved.packing.positions, moved.packing.queries, moved.packing.keys, moved.packing.key_order]
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+    assert moved.segment == batch.segment

@@ -192,16 +192,18 @@ def strict(model: str, **settings: Any) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def oracle(path: str, samples: list[TrainSample], temperature: float = 1.0, segments: int = 2) -> Tensor:
+def oracle(
+    path: str, samples: list[TrainSample], temperature: float = 1.0, segments: int = 2, device: str = "cpu"
+) -> Tensor:
     """Every sample by itself, straight through the ops: no Megatron, no packing, no ranks."""
-    shape, w = read_shape(path), read_tensors(path)
-    cos, sin = rotary_table(shape.head_dim, shape.rope_base, shape.max_positions)
+    shape, w = read_shape(path), {name: tensor.to(device) for name, tensor in read_tensors(path).items()}
+    cos, sin = (part.to(device) for part in rotary_table(shape.head_dim, shape.rope_base, shape.max_positions))
     head = w["model.embed_tokens.weight" if shape.tied else "lm_head.weight"]
     out = []
     for sample in samples:
-        ids = torch.tensor(sample.token_ids)
+        ids = torch.tensor(sample.token_ids, device=device)
         count = len(ids)
-        positions = torch.arange(count)
+        positions = torch.arange(count, device=device)
         h = embedding(ids, w["model.embed_tokens.weight"])
         for layer in range(shape.layers):
             at = f"model.layers.{layer}."
@@ -216,7 +218,7 @@ def oracle(path: str, samples: list[TrainSample], temperature: float = 1.0, segm
                 q = rms_norm(q, w[f"{at}self_attn.q_norm.weight"], shape.eps)
                 k = rms_norm(k, w[f"{at}self_attn.k_norm.weight"], shape.eps)
             q, k = rotary(q, positions, cos, sin), rotary(k, positions, cos, sin)
-            bounds = torch.tensor([0, count], dtype=torch.int32)
+            bounds = torch.tensor([0, count], dtype=torch.int32, device=device)
             a = attention(q, k, v, bounds, shape.head_dim**-0.5).reshape(count, -1)
             h = h + linear(a, w[f"{at}self_attn.o_proj.weight"], segments=segments)
             x = rms_norm(h, w[f"{at}post_attention_layernorm.weight"], shape.eps)
@@ -224,4 +226,4 @@ def oracle(path: str, samples: list[TrainSample], temperature: float = 1.0, segm
             h = h + linear(swiglu(linear(x, gate_up)), w[f"{at}mlp.down_proj.weight"], segments=segments)
         h = rms_norm(h, w["model.norm.weight"], shape.eps)[sample.prompt_length - 1 : -1]
         out.append(linear_logp(h.contiguous(), head, ids[sample.prompt_length :], temperature))
-    return torch.cat(out)
+    return torch.cat(out).cpu()

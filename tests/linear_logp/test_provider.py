@@ -262,7 +262,7 @@ def without_context() -> LinearLogpRequest:
     [
         (without_context(), "no context"),
         (request(context=in_float32(request())), "serves bfloat16, hidden"),
-        (on_another_device(), "serves the CPU, the request is on meta"),
+        (on_another_device(), "serves cpu, cuda, the request is on meta"),
     ],
     ids=["no context", "dtype", "device"],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -65,5 +67,12 @@ def assert_same(left: torch.Tensor, right: torch.Tensor, what: str = "tensors") 
 
 def digest(tensor: torch.Tensor) -> str:
     """SHA-256 (hex) over dtype, shape and bytes: the content name of a tensor."""
-    head = f"{tensor.dtype}{list(tensor.shape)}".encode()
-    return sha256(head + raw(tensor).cpu().numpy().tobytes()).hexdigest()
+    name = sha256(f"{tensor.dtype}{list(tensor.shape)}".encode())
+    name.update(raw(tensor).cpu().view(-1).numpy().data)
+    return name.hexdigest()
+
+
+def digests(tensors: Mapping[str, torch.Tensor], threads: int = 8) -> dict[str, str]:
+    """The digest of every tensor by its name; several at a time, since hashing lets other threads run."""
+    with ThreadPoolExecutor(threads) as pool:
+        return dict(zip(tensors, pool.map(digest, tensors.values()), strict=True))

@@ -37,7 +37,25 @@ def run_contract_of(config: RunConfig, inputs: Inputs) -> RunContract:
     from samebits.contract.boundaries import BOUNDARIES
     from samebits.rl.inputs import model_constants
 
-    return run_contract(BOUNDARIES, segments=config.segments, model=model_constants(inputs.model, config))
+    return run_contract(
+        BOUNDARIES,
+        segments=config.segments,
+        model=model_constants(inputs.model, config),
+        arithmetic=_arithmetic(config),
+    )
+
+
+def _arithmetic(config: RunConfig) -> str:
+    """How the dot products of both sides accumulate. Raises ValueError where the device is not here."""
+    if config.device == "cpu":
+        return "fma32"
+    import torch
+
+    from samebits.backends import device_arithmetic
+
+    if not torch.cuda.is_available():
+        raise ValueError("device cuda: torch sees no CUDA device here; leave device out, or set it to cpu")
+    return device_arithmetic(torch.device("cuda", 0))
 
 
 def engine_arguments(config: RunConfig, inputs: Inputs, contract: RunContract, index: int) -> tuple[EngineConfig]:
@@ -60,6 +78,9 @@ def engine_arguments(config: RunConfig, inputs: Inputs, contract: RunContract, i
     return (
         EngineConfig(
             model=str(inputs.model),
+            device=config.device,
+            kv_cache_gib=config.kv_cache_gib,
+            graphs=config.rollout_graphs,
             case=ModuleRoutes(**routes),  # type: ignore[arg-type]
             tp=config.rollout_tp,
             max_tp=config.segments,
@@ -82,11 +103,11 @@ def trainer_arguments(
     from samebits.into_megatron.config import TrainerConfig
     from samebits.into_megatron.model import read_shape
     from samebits.into_megatron.plan import plan
-    from samebits.linear_logp.provider import contract_id
 
     routes, engine_routes = config.routes("trainer"), config.routes("rollout")
     trainer = TrainerConfig(
         model=str(inputs.model),
+        device=config.device,
         reference=str(inputs.reference) if config.kl_coef > 0 else None,
         case=ModuleRoutes(**routes),  # type: ignore[arg-type]
         tp=config.train_tp,
@@ -100,6 +121,7 @@ def trainer_arguments(
         vocab_multiple=config.train_vocab_multiple,
         strict_gradients=config.strict_gradients,
         transport=config.train_transport,
+        weight_transfer=config.weight_transfer,
         gradient_segments=config.gradient_segments,
         max_tp=config.segments,
         contract=contract.digest() if "R" in routes.values() else "",
@@ -107,7 +129,7 @@ def trainer_arguments(
         rollout_contract=contract.digest() if "R" in engine_routes.values() else "",
         linear_logp_provider=config.linear_logp_provider.strip() or None,
         linear_logp_provider_mode=config.linear_logp_provider_mode,
-        linear_logp_contract=contract_id(_boundary(contract, "logprob")) if engine_routes["logp"] == "R" else None,
+        linear_logp_contract=_logp_contract(contract) if engine_routes["logp"] == "R" else None,
         lr=config.lr,
         grad_clip=config.clip_grad,
         kl_coef=config.kl_coef,
@@ -124,9 +146,12 @@ def trainer_arguments(
     return trainer, rank
 
 
-def _boundary(contract: RunContract, name: str) -> dict[str, object]:
-    """One boundary of a run contract, as data."""
-    return next(boundary.as_data() for boundary in contract.boundaries if boundary.name == name)
+def _logp_contract(contract: RunContract) -> str:
+    """What the trainer's provider must promise: the log-probability's boundary under the run's arithmetic."""
+    from samebits.linear_logp.provider import contract_id
+
+    logprob = next(boundary for boundary in contract.boundaries if boundary.name == "logprob")
+    return contract_id(logprob.as_data(), contract.arithmetic)
 
 
 def _share(processes: int) -> int:
@@ -147,7 +172,7 @@ def build_trainer(config: TrainerConfig, rank: int) -> Any:
     from samebits.into_megatron.proof import contract_held
     from samebits.into_megatron.trainer import TrainerRank
 
-    problem = refusal(f"trainer-{rank}", config.agreed, contract_held(config))
+    problem = refusal(f"trainer-{rank}", config.agreed, contract_held(config, rank))
     if problem:
         raise ValueError(problem)
     return TrainerRank(config, rank)

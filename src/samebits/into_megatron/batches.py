@@ -15,6 +15,10 @@ from samebits.into_megatron.layout import MicroBatch
 from samebits.into_megatron.sampling import Sampling
 from samebits.timeline.types import TrainSample
 
+# Matrix units sum a weight's gradient over so many rows at a time (8 or 16): no such group may reach over two samples
+# where its bits must not depend on what stands before a sample.
+_ROWS = 16
+
 
 def segments_of(samples: Sequence[TrainSample], count: int) -> list[range]:
     """`count` contiguous runs of samples with about equal numbers of tokens; some may be empty."""
@@ -66,6 +70,12 @@ def _batch(
         batch = layout.padded_batch(members, places, multiple=multiple)
     else:
         batch = layout.packed_batch(
-            members, places, rank=cp_rank, ranks=config.cp, multiple=multiple, kind=config.cp_layout
+            members,
+            places,
+            rank=cp_rank,
+            ranks=config.cp,
+            multiple=multiple,
+            each=_ROWS if config.strict_gradients and config.device == "cuda" else 1,
+            kind=config.cp_layout,
         )
     return replace(batch, segment=segment)

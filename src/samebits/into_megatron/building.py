@@ -13,6 +13,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from samebits.into_megatron import cpu_stand_ins
 from samebits.into_megatron.config import TrainerConfig
+from samebits.into_megatron.device import rank_device
 from samebits.into_megatron.gpt import ScoringModel
 from samebits.into_megatron.gradients import OrderedDataParallel
 from samebits.into_megatron.model import ModelShape, read_shape
@@ -34,7 +35,7 @@ def build_chunks(path: str, shape: ModelShape, config: TrainerConfig, scorer: Li
     """This pipeline rank's chunks of the model, in order of their virtual stages, with the weights of `path`."""
     stages = [None] if config.vpp == 1 else range(config.vpp)
     tensors = load_parameters(path, shape, config.tp, parallel_state.get_tensor_model_parallel_rank())
-    with cpu_stand_ins.in_place(cpu_stand_ins.MODEL_SETUP):
+    with cpu_stand_ins.in_place(cpu_stand_ins.MODEL_SETUP, config.device):
         chunks = [_build_chunk(shape, config, scorer, stage) for stage in stages]
     for chunk in chunks:
         chunk.load(tensors)
@@ -57,7 +58,7 @@ def _build_chunk(shape: ModelShape, config: TrainerConfig, scorer: LinearLogp, s
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
         vp_stage=stage,
     )
-    return chunk.bfloat16()
+    return chunk.bfloat16().to(rank_device(config, dist.get_rank()))
 
 
 @dataclass
@@ -158,7 +159,7 @@ def wrap(chunk: ScoringModel, config: TrainerConfig, first: bool) -> OrderedData
 
 def build_optimizer(config: TrainerConfig, chunks: list[torch.nn.Module]) -> Any:
     """Megatron's mixed-precision Adam over all chunks; clipping is left to the caller."""
-    with cpu_stand_ins.in_place(cpu_stand_ins.OPTIMIZER_SETUP):
+    with cpu_stand_ins.in_place(cpu_stand_ins.OPTIMIZER_SETUP, config.device):
         chained = get_megatron_optimizer(
             OptimizerConfig(
                 optimizer="adam",
@@ -177,4 +178,7 @@ def build_optimizer(config: TrainerConfig, chunks: list[torch.nn.Module]) -> Any
     (optimizer,) = chained.chained_optimizers
     for group in optimizer.param_groups:
         group["weight_decay"] = config.weight_decay * group["wd_mult"]
+        if config.device == "cuda" and isinstance(optimizer.optimizer, torch.optim.AdamW):
+            # In place, element by element; torch's default on a GPU would need copies of both moments.
+            group["fused"], group["foreach"] = True, False
     return optimizer

@@ -12,6 +12,8 @@ from samebits.into_megatron.plan import TrainLayout
 
 CpLayout = Literal["zigzag", "allgather"]
 TransportName = Literal["gloo", "shared_memory"]
+Device = Literal["cpu", "cuda"]
+WeightTransfer = Literal["files", "cuda_ipc"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +33,13 @@ class TrainerConfig:
     again in the backward pass. The vocabulary is padded to a multiple of `vocab_multiple` * `max_tp` rows. The batch
     is cut into `gradient_segments` runs of samples (0: one for each data-parallel rank; 8 with `strict_gradients`,
     which makes gradients, their norm and the weights the same bits in every layout). `transport` carries
-    what our collectives exchange.
+    what our collectives exchange. On `device` cuda rank r computes on card r modulo their number, so that ranks may
+    share one; `threads` means nothing there. `weight_transfer` is how exported weights are handed on.
     """
 
     model: str
     reference: str | None = None
+    device: Device = "cpu"
     case: ModuleRoutes = field(default_factory=ModuleRoutes)
     tp: int = 1
     sequence_parallel: bool = False
@@ -67,6 +71,7 @@ class TrainerConfig:
     max_tokens_per_gpu: int = 4096
     threads: int = 1
     transport: TransportName = "gloo"
+    weight_transfer: WeightTransfer = "files"
     rendezvous: str = ""
     timeout_seconds: int = 600
 
@@ -95,7 +100,16 @@ class TrainerConfig:
             raise ValueError("vpp interleaves the chunks of pipeline ranks; it needs pp > 1")
         if self.cp_layout not in get_args(CpLayout):
             raise ValueError(f"cp_layout must be one of {', '.join(get_args(CpLayout))}, got {self.cp_layout!r}")
-
+        if self.device not in get_args(Device):
+            raise ValueError(f"device must be one of {', '.join(get_args(Device))}, got {self.device!r}")
+        if self.weight_transfer not in get_args(WeightTransfer):
+            raise ValueError(
+                f"weight_transfer must be one of {', '.join(get_args(WeightTransfer))}, got {self.weight_transfer!r}"
+            )
+        if self.weight_transfer == "cuda_ipc" and self.device != "cuda":
+            raise ValueError("weight_transfer cuda_ipc lends tensors of a card: set device to cuda, or use files")
+        if self.device == "cuda" and self.transport == "shared_memory":
+            raise ValueError("transport shared_memory carries tensors of the host; use gloo with device cuda")
         if self.transport not in get_args(TransportName):
             raise ValueError(f"transport must be one of {', '.join(get_args(TransportName))}, got {self.transport!r}")
 

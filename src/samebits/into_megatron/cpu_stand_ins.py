@@ -1,6 +1,6 @@
 """Patches that let Megatron-Core run where there is no CUDA device. They change where tensors live, not values.
 
-Applied in the trainer process only, and only when it uses no CUDA device.
+Applied in the trainer process only, and only when it computes on the CPU.
 """
 
 from __future__ import annotations
@@ -128,16 +128,15 @@ OPTIMIZER_SETUP = (
 )
 
 
-def needed() -> bool:
-    """Whether this process has no CUDA device to use, so that Megatron needs the stand-ins."""
-    return not torch.cuda.is_available()
+def resident(device: str) -> tuple[Patch, ...]:
+    """The stand-ins that a trainer on this device needs for its life."""
+    return RESIDENT if device == "cpu" else ()
 
 
 @contextlib.contextmanager
-def in_place(patches: Iterable[Patch]) -> Iterator[None]:
-    """These stand-ins in place for the length of the block, if needed at all."""
+def in_place(patches: Iterable[Patch], device: str = "cpu") -> Iterator[None]:
+    """These stand-ins in place for the length of the block, if the device is the CPU."""
     with contextlib.ExitStack() as stack:
-        if needed():
-            for patch in patches:
-                stack.enter_context(patch.applied())
+        for patch in patches if device == "cpu" else ():
+            stack.enter_context(patch.applied())
         yield

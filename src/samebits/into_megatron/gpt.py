@@ -111,7 +111,7 @@ class ScoringModel(GPTModel):
         if self.case.attention == "R":
             return None
         width = batch.ids.shape[1]
-        return torch.ones(1, 1, width, width, dtype=torch.bool).triu(1)
+        return torch.ones(1, 1, width, width, dtype=torch.bool, device=batch.ids.device).triu(1)
 
     def _embed(self, ids: Tensor) -> Tensor:
         """[sequence, batch, hidden] (this rank's rows under sequence parallelism): the owner's row of each id."""
@@ -134,7 +134,7 @@ class ScoringModel(GPTModel):
         split = self.config.sequence_parallel
         gathered = gather_for_projection(hidden_states, self.tp_group) if split else hidden_states
         flat = gathered.reshape(-1, gathered.shape[-1])
-        targets, keys = (torch.full((flat.shape[0],), -1) for _ in range(2))
+        targets, keys = (torch.full((flat.shape[0],), -1, device=flat.device) for _ in range(2))
         targets[labels.rows], keys[labels.rows] = labels.targets, labels.slots
         temperature = self._temperatures(labels, flat.shape[0])
         order = self.config.gradient_order
@@ -188,7 +188,7 @@ class ScoringModel(GPTModel):
         """The one temperature, or fp32 [rows] with 1 on rows that nobody scores."""
         if batch.temperature is None:
             return self.temperature
-        return torch.ones(rows).index_copy(0, batch.rows, batch.temperature)
+        return torch.ones(rows, device=batch.rows.device).index_copy(0, batch.rows, batch.temperature)
 
     def _native_rows(
         self, asked: LinearLogpRequest, hidden: Tensor, weight: Tensor, batch: MicroBatch
@@ -208,7 +208,7 @@ class ScoringModel(GPTModel):
             logits = torch.cat(
                 [logits[..., :-padding], logits.new_full((*logits.shape[:-1], padding), float("-inf"))], dim=-1
             )
-        targets = torch.zeros(logits.shape[0] * logits.shape[1], dtype=torch.int64)
+        targets = batch.targets.new_zeros(logits.shape[0] * logits.shape[1])
         targets[batch.rows] = batch.targets
         loss = vocab_parallel_cross_entropy(logits, targets.view(logits.shape[:2]))
         return -take_rows(loss.reshape(-1), batch.rows)
@@ -227,7 +227,7 @@ def _by_row(batch: MicroBatch, rows: int) -> tuple[Tensor | None, Tensor | None]
     """How many ids each of `rows` rows keeps (0: all), and these ids, row after row."""
     if batch.kept is None:
         return None, None
-    counts = torch.zeros(rows, dtype=torch.int64).index_copy(0, batch.rows, batch.kept.counts)
+    counts = batch.kept.counts.new_zeros(rows).index_copy(0, batch.rows, batch.kept.counts)
     return counts, batch.kept.select(batch.rows.argsort()).ids
 
 

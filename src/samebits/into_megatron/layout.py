@@ -8,7 +8,8 @@ were packed. The row of position p predicts the token at p + 1.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,6 +53,19 @@ class MicroBatch:
     kept: Kept | None = None
     temperature: Tensor | None = None
 
+    def to(self, device: torch.device) -> MicroBatch:
+        """The same micro-batch with all of its tensors on `device`."""
+        moved: MicroBatch = _moved(self, device)
+        return moved
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{each.name: _moved(getattr(value, each.name), device) for each in fields(value)})
+    return value
+
 
 def first_slots(samples: Sequence[TrainSample]) -> list[int]:
     """Slot of each sample's first response token, and behind them the number of all active tokens."""
@@ -93,20 +107,24 @@ def packed_batch(
     rank: int,
     ranks: int,
     multiple: int,
+    each: int = 1,
     kind: CpLayout = "zigzag",
 ) -> MicroBatch:
     """Samples one behind the other on one row, this context-parallel rank's share of each.
 
-    `slots` are the samples' first slots. Rows are padded to a multiple of `multiple` (sequence parallelism) by
+    `slots` are the samples' first slots. A sample is padded with zeros to a multiple of `each` rows, over all ranks.
+    Rows are padded to a multiple of `multiple` (sequence parallelism) by
     one more sample of zeros that nothing reads; there is at least one row. "zigzag" gives a rank two chunks of
     each sample, "allgather" an equal run of all packed rows.
     """
     if kind == "allgather" and ranks > 1:
-        return _run_of_rows(_packed(samples, slots, 0, 1, multiple * ranks), rank, ranks)
-    return _packed(samples, slots, rank, ranks, multiple)
+        return _run_of_rows(_packed(samples, slots, 0, 1, multiple * ranks, each), rank, ranks)
+    return _packed(samples, slots, rank, ranks, multiple, each)
 
 
-def _packed(samples: Sequence[TrainSample], slots: Sequence[int], rank: int, ranks: int, multiple: int) -> MicroBatch:
+def _packed(
+    samples: Sequence[TrainSample], slots: Sequence[int], rank: int, ranks: int, multiple: int, each: int
+) -> MicroBatch:
     ids: list[int] = []
     positions: list[int] = []
     rows: list[int] = []
@@ -115,7 +133,7 @@ def _packed(samples: Sequence[TrainSample], slots: Sequence[int], rank: int, ran
     lengths: list[int] = []
     for sample, slot in zip(samples, slots, strict=True):
         tokens, prompt, before = sample.token_ids, sample.prompt_length, len(ids)
-        for run in owned_runs(len(tokens), rank, ranks):
+        for run in owned_runs(len(tokens) + -len(tokens) % each, rank, ranks):
             first, last = max(run.start, prompt - 1), min(run.stop, len(tokens) - 1)
             if first < last:
                 row = len(ids) + first - run.start

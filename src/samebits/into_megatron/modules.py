@@ -7,6 +7,7 @@ see no difference. Linear layers are subclasses: only `forward` is ours.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -176,7 +177,7 @@ class StrictSelfAttention(SelfAttention):
         super().__init__(*args, **kwargs)
         # Ranks that outnumber the key/value heads share them: each computes its own queries over its group's keys.
         self.sharers = max(1, self.world_size // self.config.num_query_groups)
-        self.cos, self.sin = rotary_table(self.config.kv_channels, rope_base, max_positions)
+        self._turns = (self.config.kv_channels, rope_base, max_positions)
 
     def forward(
         self,
@@ -190,12 +191,17 @@ class StrictSelfAttention(SelfAttention):
         query, key, value = self._split(self.linear_qkv(hidden_states)[0])
         if self.q_layernorm is not None:
             query, key = self.q_layernorm(query), self.k_layernorm(key)
-        query = rotary(query, packing.positions, self.cos, self.sin)
-        key = rotary(key, packing.positions, self.cos, self.sin)
+        cos, sin = self.table(query.device)
+        query = rotary(query, packing.positions, cos, sin)
+        key = rotary(key, packing.positions, cos, sin)
         out = self.core_attention(query, key, value, packing)
         if self.sharers > 1 and self.config.gradient_order is not None:
             out = own_heads(out, self.tp_group, self.sharers)
         return self.linear_proj(out.reshape(out.shape[0], 1, -1))
+
+    def table(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """(cos, sin) of every position, fp32 on `device`; one table for all layers."""
+        return _table(*self._turns, device)
 
     def _split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[T, heads, head_dim] query, key and value out of Megatron's interleaving by key/value group."""
@@ -223,3 +229,9 @@ class StrictSelfAttention(SelfAttention):
             return group_columns(qkv.reshape(qkv.shape[0], -1), self.tp_group, self.sharers)
         columns = gather_rows(qkv.reshape(qkv.shape[0], -1).t(), self.tp_group).t().contiguous()
         return columns.chunk(self.config.num_query_groups, dim=1)[self.tp_group.rank() // self.sharers]
+
+
+@lru_cache(maxsize=8)
+def _table(head_dim: int, base: float, positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    cos, sin = rotary_table(head_dim, base, positions)
+    return cos.to(device), sin.to(device)

@@ -67,7 +67,7 @@ class TokenRows:
         if self.order is None:
             return everyones
         place = torch.empty_like(self.order)
-        place[self.order] = torch.arange(len(self.order))
+        place[self.order] = torch.arange(len(self.order), device=place.device)
         return everyones[place.chunk(self.cp.size())[self.cp.rank()]]
 
     def share(self, count: int) -> slice:

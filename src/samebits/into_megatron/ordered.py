@@ -32,12 +32,19 @@ def ordered_sum(values: Tensor) -> float:
 def gradient_norm(grads: Iterable[Tensor], group: dist.ProcessGroup | None) -> float:
     """Euclidean norm of this rank's gradients together with those of its group's other ranks, in float64.
 
-    Per tensor, then over tensors in the given order, then over ranks in rank order.
+    Per tensor, then over tensors in the given order, then over ranks in rank order. On a GPU per block of a tensor,
+    then over the blocks of all tensors.
     """
-    total = 0.0
-    for grad in grads:
-        wide = grad.detach().to(torch.float64)
-        total += ordered_sum(wide * wide)
+    found = list(grads)
+    if found and found[0].is_cuda:
+        from samebits.into_megatron.norm_kernel import sums_of_squares
+
+        total = ordered_sum(sums_of_squares([grad.detach() for grad in found]))
+    else:
+        total = 0.0
+        for grad in found:
+            wide = grad.detach().to(torch.float64)
+            total += ordered_sum(wide * wide)
     everyone = gather_states(torch.tensor([total], dtype=torch.float64), group)
     return sum(everyone.flatten().tolist()) ** 0.5
 
@@ -47,19 +54,21 @@ def exact_norm(grads: Iterable[Tensor], group: dist.ProcessGroup | None) -> floa
 
     So it does not depend on how the gradients are cut into tensors and ranks. NaN where any of them is not finite.
     """
-    # Squares of 24-bit significands, in two halves of 24 bits, summed as integers for each exponent.
-    sums = torch.zeros(2, _EXPONENTS, dtype=torch.int64)
-    finite = True
+    # Squares of 24-bit significands, in two halves of 24 bits, summed as integers for each exponent: in any order.
+    grads = list(grads)
+    device = grads[0].device if grads else torch.device("cpu")
+    sums = torch.zeros(2, _EXPONENTS, dtype=torch.int64, device=device)
+    finite = torch.ones((), dtype=torch.bool, device=device)
     for grad in grads:
         for piece in grad.detach().reshape(-1).split(_PIECE):
-            finite = finite and bool(torch.isfinite(piece).all())
+            finite &= torch.isfinite(piece).all()
             significand, exponent = torch.frexp(piece)
             square = (significand.double() * 2.0**24).long().square()
             place = exponent.long().clamp(-_LOWEST, _EXPONENTS - 1 - _LOWEST) + _LOWEST
             sums[0].index_add_(0, place, square >> 24)
             sums[1].index_add_(0, place, square & 0xFFFFFF)
-    everyone = gather_states(sums, group).tolist()
-    if not all(gather_states(torch.tensor([finite]), group).flatten().tolist()):
+    everyone = gather_states(sums.cpu(), group).tolist()
+    if not all(gather_states(finite.cpu().view(1), group).flatten().tolist()):
         return math.nan
     total = sum(
         ((high[place] << 24) + low[place]) << (2 * place) for high, low in everyone for place in range(_EXPONENTS)
@@ -78,5 +87,4 @@ def clip_gradients(grads: Iterable[Tensor], norm: float, limit: float) -> None:
         return
     scale = limit / (norm + 1e-6)
     if scale < 1.0:
-        for grad in grads:
-            grad.mul_(scale)
+        torch._foreach_mul_(list(grads), scale)

@@ -17,6 +17,13 @@ from samebits.into_megatron.model import ModelShape
 from samebits.into_megatron.weights import parameter_map
 
 
+def _backend(config: TrainerConfig) -> str:
+    """What carries the collectives of torch.distributed: gloo, also from card to card where ranks share one."""
+    if config.device == "cpu" or not 1 < config.world_size <= torch.cuda.device_count():
+        return "gloo"
+    return "cpu:gloo,cuda:nccl"
+
+
 def start_groups(config: TrainerConfig, rank: int) -> None:
     """Join the trainer's ranks; afterwards all of Megatron's groups exist.
 
@@ -24,12 +31,14 @@ def start_groups(config: TrainerConfig, rank: int) -> None:
     """
     if not 0 <= rank < config.world_size:
         raise ValueError(f"rank {rank} is outside the trainer's {config.world_size} ranks")
-    timeout = timedelta(seconds=config.timeout_seconds)
+    timeout, backend = timedelta(seconds=config.timeout_seconds), _backend(config)
+    if config.pp > 1 and config.device == "cuda" and backend == "gloo":
+        raise ValueError("pipeline stages need a card each: gloo does not send from card to card; set pp to 1")
     if config.world_size == 1:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
     else:
         dist.init_process_group(
-            "gloo",
+            backend,
             init_method=f"file://{config.rendezvous}",
             rank=rank,
             world_size=config.world_size,
@@ -70,25 +79,28 @@ def gather_parameters(chunks: Sequence[ScoringModel], shape: ModelShape) -> list
         parallel_state.get_pipeline_model_parallel_group(),
     )
     own = {chunk.whole_name(name): p.detach() for chunk in chunks for name, p in chunk.named_parameters()}
+    device = next(iter(own.values())).device
     names = [entry.name for entry in parameter_map(shape)]
     shards: list[dict[str, Tensor]] = [{} for _ in range(tensor.size())]
     # Who has what, in one exchange; then each parameter from its first owner, so that no shape is guessed.
     have = gather_states(torch.tensor([name in own for name in names], dtype=torch.uint8), stages)
     for name, owner in zip(names, have.argmax(0).tolist(), strict=True):
         parameter = own[name] if stages.rank() == owner else None
-        for shard, part in zip(shards, gather_states(_from_stage(parameter, owner, stages), tensor), strict=True):
+        everyones = gather_states(_from_stage(parameter, owner, stages, device), tensor)
+        for shard, part in zip(shards, everyones, strict=True):
             shard[name] = part
     return shards
 
 
-def _from_stage(own: Tensor | None, owner: int, stages: dist.ProcessGroup) -> Tensor:
+def _from_stage(own: Tensor | None, owner: int, stages: dist.ProcessGroup, device: torch.device) -> Tensor:
     """The tensor of one pipeline rank, on all of them."""
     if stages.size() == 1:
         assert own is not None
         return own
     size = [0, 0] if own is None else [*own.shape, *([0] * (2 - own.dim()))]
     rows, columns = gather_states(torch.tensor(size), stages)[owner].tolist()
-    tensor = torch.empty((rows, columns) if columns else (rows,), dtype=torch.bfloat16) if own is None else own.clone()
+    shape = (rows, columns) if columns else (rows,)
+    tensor = torch.empty(shape, dtype=torch.bfloat16, device=device) if own is None else own.clone()
     dist.broadcast(tensor.view(torch.uint8), dist.get_global_rank(stages, owner), group=stages)
     return tensor
 

@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 
-from samebits import _cpu
+from samebits.backends import device_arithmetic
+from samebits.backends.identity import gpu_kernels
 from samebits.contract import digest_of, held_contract, model_constants
 from samebits.contract.boundaries import BOUNDARIES
 from samebits.into_megatron.config import TrainerConfig
+from samebits.into_megatron.device import rank_device
 from samebits.linear_logp import LinearLogp
 from samebits.patching import Patch
 
@@ -81,24 +83,30 @@ class CallCounts:
         return count
 
 
-def contract_held(config: TrainerConfig) -> dict[str, Any]:
-    """The run contract that this process computes by, as data; empty on a trainer that serves none."""
+def contract_held(config: TrainerConfig, rank: int = 0) -> dict[str, Any]:
+    """The run contract that this rank computes by, as data; empty on a trainer that serves none."""
     if not config.agreed:
         return {}
     shape = json.loads((Path(config.model) / "config.json").read_text(encoding="utf-8"))
     model = {**model_constants(shape), "temperature": config.temperature}
-    return held_contract(config.agreed, BOUNDARIES, segments=config.max_tp, model=model)
+    arithmetic = device_arithmetic(rank_device(config, rank))
+    return held_contract(config.agreed, BOUNDARIES, segments=config.max_tp, model=model, arithmetic=arithmetic)
 
 
 def route_record(
-    config: TrainerConfig, rank: int, calls: CallCounts, patches: Iterable[Patch], scorer: LinearLogp
+    config: TrainerConfig,
+    rank: int,
+    device: torch.device,
+    calls: CallCounts,
+    patches: Iterable[Patch],
+    scorer: LinearLogp,
 ) -> dict[str, Any]:
     """Everything that one rank can say about its routes, as plain data.
 
     A module's route is read from the class that computes, not from what was asked for. `counters` are advanced by
     the kernels themselves.
     """
-    held = contract_held(config)
+    held = contract_held(config, rank)
     modules = {name: dict(record) for name, record in calls.modules.items()}
     if config.case.logp == "R" and scorer.calls["native"]:
         modules["log_probability"] |= {"route": "P", "implementation": "native fallback of the provider boundary"}
@@ -116,6 +124,16 @@ def route_record(
         "linear_logp": scorer.record(),
         "patches": [patch.record() for patch in patches],
         "versions": {name: version(name) for name in ("megatron-core", "torch", "samebits")},
+        "device": str(device),
+        **(gpu_kernels(device) if device.type == "cuda" else _cpu_kernels()),
+    }
+
+
+def _cpu_kernels() -> dict[str, Any]:
+    """Which compiled library this process called, and the counters that its kernels advanced."""
+    from samebits import _cpu
+
+    return {
         "kernels": hashlib.sha256(Path(_cpu.__file__).read_bytes()).hexdigest(),
         "instruction_set": _cpu.instruction_set(),
         "counters": dict(_cpu.counters()),

@@ -16,10 +16,10 @@ from samebits.timeline.types import SampleKey, TrainSample
 class TokenTable:
     """Values of every active token of a batch, by slot: this rank fills in what it scores."""
 
-    def __init__(self, samples: Sequence[TrainSample], columns: int) -> None:
+    def __init__(self, samples: Sequence[TrainSample], columns: int, device: torch.device) -> None:
         slots = layout.first_slots(samples)[-1]
-        self._values = torch.zeros(slots, columns, dtype=torch.float32)
-        self._filled = torch.zeros(slots, dtype=torch.uint8)
+        self._values = torch.zeros(slots, columns, dtype=torch.float32, device=device)
+        self._filled = torch.zeros(slots, dtype=torch.uint8, device=device)
 
     def fill(self, slots: Tensor, values: Tensor) -> None:
         """fp32 [n, columns] of the tokens in `slots`."""
@@ -27,13 +27,13 @@ class TokenTable:
         self._filled[slots] += 1
 
     def collect(self, rows: dist.ProcessGroup, stages: dist.ProcessGroup) -> Tensor:
-        """fp32 [slots, columns] of all tokens, on every rank: copies, never sums.
+        """fp32 [slots, columns] of all tokens, on the CPU of every rank: copies, never sums.
 
         `rows` are the context- and data-parallel ranks among which every token is scored once, `stages` the pipeline
         whose last rank scores. Raises RuntimeError naming the first token that was scored never or more than once.
         """
-        times = gather_states(self._filled, rows)
-        values = gather_states(self._values, rows)[times.argmax(0), torch.arange(len(self._filled))]
+        times = gather_states(self._filled.cpu(), rows)
+        values = gather_states(self._values.cpu(), rows)[times.argmax(0), torch.arange(len(self._filled))]
         count, values = gather_states(times.sum(0), stages)[-1], gather_states(values, stages)[-1]
         wrong = (count != 1).nonzero()
         if len(wrong):

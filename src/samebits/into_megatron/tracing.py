@@ -91,7 +91,8 @@ class ChunkTrace:
             self.recorder.note(POSITIONS, batch.packing.positions.long()[:, None])
         else:
             count = batch.ids.shape[0]
-            self.recorder.note(POSITIONS, (torch.arange(batch.ids.numel()) // count)[:, None])
+            positions = torch.arange(batch.ids.numel()) // count
+            self.recorder.note(POSITIONS, positions[:, None])
 
     def _end(self, model: Any, args: tuple[MicroBatch, ...], out: Tensor) -> None:
         if model.post_process:
@@ -166,7 +167,8 @@ class ChunkTrace:
         start, whole = self._columns(flat.shape[1], sharers)
         for keys, rows in self._placed.keys(self._traced):
             if len(rows):
-                self.recorder.note_prefixes(layer, name, flat.index_select(0, keys), rows, start=start, whole=whole)
+                held = flat.index_select(0, keys.to(flat.device))
+                self.recorder.note_prefixes(layer, name, held, rows, start=start, whole=whole)
 
     def _columns(self, width: int, sharers: int = 1) -> tuple[int, int]:
         """First column and width of the whole row, of a part that so many neighbouring ranks hold alike."""
@@ -224,7 +226,7 @@ class ChunkTrace:
         assert self._batch is not None
         rows = self.recorder.rows()
         number = torch.full((self._batch.ids.numel(),), -1)
-        number[self._batch.rows] = torch.arange(len(self._batch.rows))
+        number[self._batch.rows.cpu()] = torch.arange(len(self._batch.rows))
         active = number[rows.row] >= 0
         self.recorder.place(Rows(number[rows.row][active], rows.sequence[active], rows.index[active]), "active")
 
@@ -282,7 +284,7 @@ def describe(model: Any) -> dict[str, Any]:
             "qkv projection": (attention.linear_qkv, _bias(attention.linear_qkv)),
             "q norm": (attention.q_layernorm, _eps(attention.q_layernorm)),
             "k norm": (attention.k_layernorm, _eps(attention.k_layernorm)),
-            "rotary": (attention, {"base": table_base(attention.cos, attention.sin)} if strict else _base(model)),
+            "rotary": (attention, _table_base(attention) if strict else _base(model)),
             "KV cache": (core, {}),
             "attention": (core, {"scale": float(core.scale if strict else core.softmax_scale)}),
             "output projection": (attention.linear_proj, _segments(attention.linear_proj)),
@@ -323,6 +325,10 @@ def _bias(linear: Any) -> dict[str, Any]:
 
 def _segments(linear: Any) -> dict[str, Any]:
     return _bias(linear) | ({"segments": linear.segments} if hasattr(linear, "segments") else {})
+
+
+def _table_base(attention: Any) -> dict[str, Any]:
+    return {"base": table_base(*attention.table(torch.device("cpu")))}
 
 
 def _base(model: Any) -> dict[str, Any]:

