@@ -291,7 +291,8 @@ class RolloutEngine:
 
 def _support(request: GenerateRequest, tokens: Sequence[int], kept: dict[int, bytes] | None) -> Support:
     """The kept ids of a response's tokens. Raises RuntimeError where one is missing or not in its own."""
-    found = kept or {}
+    # scheduling ahead draws one token more before it is known that the last one ended the response
+    found = {position: ids for position, ids in (kept or {}).items() if position < len(tokens)}
     if sorted(found) != list(range(len(tokens))):
         raise RuntimeError(f"{request.key}: supports of {len(found)} tokens for {len(tokens)} tokens")
     support = Support.of([array("i", found[position]) for position in range(len(tokens))])
