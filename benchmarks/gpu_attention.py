@@ -61,7 +61,7 @@ def decode(batch: int, context: int, peer: str) -> dict[str, object]:
     lengths = torch.full((batch,), context, device="cuda", dtype=torch.int32)
     starts = torch.arange(batch + 1, device="cuda", dtype=torch.int32)
     functions: dict[str, Callable[[int], object]] = {
-        "ours": lambda _: paged_attention(q, cache, table, lengths, starts, SCALE)
+        "ours": lambda _: paged_attention(q, cache, table, lengths, starts, SCALE, max_query_len=1)
     }
     if peer == "FlashAttention 3":
         keys, values = cache[..., :DIM].transpose(1, 2).contiguous(), cache[..., DIM:].transpose(1, 2).contiguous()

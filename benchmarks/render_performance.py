@@ -33,7 +33,8 @@ def origin(data: Data) -> str:
     """Where the records come from, in one line."""
     o = data["origin"]
     versions = ", ".join(f"{name} {number}" for name, number in o["versions"].items() if number)
-    return f"{o['card']}, driver {o['driver']}, CUDA {o['cuda']}, {versions}; commit `{o['commit'][:12]}`."
+    driver = o["driver"] or "not recorded"
+    return f"{o['card']}, driver {driver}, CUDA {o['cuda']}, {versions}; commit `{o['commit'][:12]}`."
 
 
 def geometric_mean(values: Sequence[float]) -> float:
@@ -184,6 +185,71 @@ def elementwise(data: Data) -> str:
     ))  # fmt: skip
 
 
+def throughput(data: Data) -> str:
+    """Generated tokens per second beside vLLM's own."""
+    rows = []
+    for shape in dict.fromkeys(r["shape"] for r in data["records"]):
+        here = {r["peer"]: r for r in data["records"] if r["shape"] == shape}
+        first = next(iter(here.values()))
+        speeds = [first["tokens"] / first["samebits_s"]]
+        speeds += [here[peer]["tokens"] / here[peer]["peer_s"] for peer in THROUGHPUT_PEERS if peer in here]
+        rows.append([
+            shape, *(f"{speed:.0f}" for speed in speeds),
+            *(f"{here[peer]['ratio']:.2f}" for peer in THROUGHPUT_PEERS if peer in here),
+        ])  # fmt: skip
+    means = {
+        peer: geometric_mean([r["ratio"] for r in data["records"] if r["peer"] == peer])
+        for peer in THROUGHPUT_PEERS
+        if any(r["peer"] == peer for r in data["records"])
+    }
+    said = ", ".join(f"{mean:.2f} against {peer}" for peer, mean in means.items())
+    repeats = min(len(times) for r in data["records"] for times in r["repeats"].values())
+    return "\n\n".join((
+        "## vLLM throughput",
+        "Generated tokens per second at the sizes of Qwen3-8B, one card, random weights; every token is drawn at "
+        "temperature 1 and comes with its log-probability. A workload is so many requests at once, with prompts and "
+        "responses of so many tokens. samebits has every module on its route, native is vLLM with its own compiler, "
+        "graphs, kernels and scheduling, batch-invariant is vLLM under `VLLM_BATCH_INVARIANT=1`. All engines lie on "
+        f"the card at once and take turns; {repeats} rounds after one that warms up; all capture "
+        f"batches of the same sizes, up to {max(data['settings']['captured'])} tokens.",
+        origin(data),
+        f"Geometric mean {said} (wanted: 0.97 of native in each workload).",
+        table(["workload", "samebits", *(f"{p}" for p in means), *(f"against {p}" for p in means)], rows),
+    ))  # fmt: skip
+
+
+# rows of the table of a decode step, and how their kernels' names begin
+STEP_PARTS = (
+    ("linear maps, LM head", ("matmul_",)),
+    ("attention", ("chunk_states", "merge_chunks")),
+    ("norms of the stream", ("norm_forward", "norm_row")),
+    ("QK-norm, rotary, keys and values", ("prepare_heads",)),
+    ("SwiGLU", ("swiglu",)),
+    ("draw and log-probability", ("row_states", "merge_states", "block_sums", "choose", "finish_logp")),
+)
+
+
+def step(data: Data) -> str:
+    """Where a decode step of the strict engine goes."""
+    columns = []
+    for record in data["records"]:
+        parts = [sum(k["us"] for k in record["kernels"] if k["name"].startswith(names)) for _, names in STEP_PARTS]
+        columns.append([*parts, sum(k["us"] for k in record["kernels"]) - sum(parts), record["median_s"] * 1e6])
+    names = [*(name for name, _ in STEP_PARTS), "all other kernels and copies", "**whole step, on the host's clock**"]
+    rows = [[name, *(f"{column[at]:.0f}" for column in columns)] for at, name in enumerate(names)]
+    return "\n\n".join((
+        "## A decode step in vLLM",
+        "Microseconds per step of the strict engine at the sizes of Qwen3-8B, random weights, one captured graph per "
+        "step: kernels as torch's profiler saw them over six steps, the whole step as the median of 58 steps without "
+        "it.",
+        origin(data),
+        table(["part", *(r["shape"] for r in data["records"])], rows),
+    ))  # fmt: skip
+
+
+THROUGHPUT_PEERS = ("native", "batch-invariant")
+
+
 def training(data: Data) -> str:
     """A step of Megatron-Core on both routes, and which kernels take the device's time."""
     rows = [
@@ -282,6 +348,8 @@ SECTIONS: dict[str, Callable[[Data], str]] = {
     "gpu_elementwise": elementwise,
     "gpu_training": training,
     "gpu_norm_launches": norm_launches,
+    "gpu_step": step,
+    "gpu_throughput": throughput,
     "gpu_collectives": collectives,
 }
 

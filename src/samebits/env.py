@@ -44,6 +44,18 @@ VARIABLES: dict[str, Variable] = {
             meaning="route plan (JSON) of the vLLM plugin; set by the rollout engine for the processes it starts",
             changes_bits=True,
         ),
+        Variable(
+            name="CUBLAS_WORKSPACE_CONFIG",
+            parse=str,
+            default="",
+            meaning="scratch memory of cuBLAS; recorded in certificates of its products",
+        ),
+        Variable(
+            name="CUBLASLT_WORKSPACE_SIZE",
+            parse=str,
+            default="",
+            meaning="scratch memory of cuBLASLt; recorded in certificates of its products",
+        ),
     )
 }
 

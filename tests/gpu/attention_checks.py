@@ -32,7 +32,7 @@ class Batch:
     def forward(self, how: object = None, arithmetic: str = "sm90", tail: int = 0) -> tuple[Tensor, ...]:
         """(out, m, l); `tail` rows of q lie outside every sequence."""
         q = torch.cat([self.q, self.q[:tail]])
-        return kernels.forward(q, self.k, self.v, self.cu, self.cu, None, self.scale, True, arithmetic, how)
+        return kernels.forward(q, self.k, self.v, self.cu, self.cu, None, self.scale, True, arithmetic, how=how)
 
     def definition(self, arithmetic: str = "sm90") -> tuple[Tensor, ...]:
         return reference.forward(self.q, self.k, self.v, self.cu, self.cu, None, self.scale, True, arithmetic)
@@ -96,7 +96,7 @@ class Pages:
         q = torch.cat([self.source.q[at], self.source.q[:tail]])
         ends = torch.tensor([y for _, y in rows], device="cuda").int()
         starts = offsets([y - x for x, y in rows])
-        out = kernels.paged(q, self.cache, self.table, ends, starts, self.source.scale, arithmetic, how, many)
+        out = kernels.paged(q, self.cache, self.table, ends, starts, self.source.scale, arithmetic, how=how, rows=many)
         assert not out[len(at) :].any()
         return out[: len(at)]
 

@@ -12,7 +12,9 @@ import torch
 from samebits.backends import device_arithmetic
 from samebits.backends.device_counters import counters
 from samebits.bits import assert_same, first_difference
-from samebits.ops.attention import BACKENDS, attention, launch, paged_attention
+from samebits.ops.attention import BACKENDS, attention, launch, paged_attention, prepare_heads
+from samebits.ops.attention import heads as heads_module
+from samebits.ops.rotary import rotary_table
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device: run `python -m pytest tests/gpu` on a machine with one"
@@ -225,3 +227,29 @@ def test_replayed_graphs_give_the_same_bits_and_advance_the_counter() -> None:
         graph.replay()
         assert_same(out, want)
     assert counters()["attention.chunk_states"] == before + 3
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "norms"), [(8, 2, 128, True), (4, 4, 64, True), (6, 2, 32, False)]
+)
+def test_one_launch_prepares_heads_as_norm_rotation_and_copy_do(
+    heads: int, kv_heads: int, dim: int, norms: bool
+) -> None:
+    g = torch.Generator("cuda").manual_seed(dim)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=g, device="cuda").bfloat16()
+
+    qkv = normal(300, (heads + 2 * kv_heads) * dim)
+    qkv[3], qkv[4] = float("nan"), qkv[4] * 1e30
+    positions = torch.randint(0, 90, (300,), generator=g, device="cuda")
+    table = tuple(part.cuda() for part in rotary_table(dim, 1e4, 100))
+    weights = (normal(dim), normal(dim), 1e-6) if norms else None
+    slots = torch.randperm(20 * 16, generator=g, device="cuda")[:290]  # the last rows are padding
+    slots[7] = -1
+    one, other = (torch.zeros(20, kv_heads, 16, 2 * dim, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    want = heads_module._one_by_one(qkv, positions, table, weights, one, slots, heads)
+    assert_same(prepare_heads(qkv, positions, table, weights, other, slots), want, "queries")
+    assert_same(other, one, "pages")
+    moved = prepare_heads(qkv, positions + 1, table, weights, other, slots)
+    assert first_difference(moved, want)

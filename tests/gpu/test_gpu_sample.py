@@ -8,6 +8,7 @@ from torch import Tensor
 
 from samebits.bits import assert_same
 from samebits.ops.sample import reference, sample_and_logprob
+from samebits.ops.sample_support import Limits, kept_logprob, sample_kept, sample_support
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device: run `python -m pytest tests/gpu` on a machine with one"
@@ -39,6 +40,33 @@ def test_tokens_and_log_probabilities_are_the_definitions(columns: int, scale: f
     expected, expected_logp = reference.sample_and_logprob(*inputs)
     assert_same(tokens, expected, "tokens")
     assert_same(logp, expected_logp, "log-probabilities")
+
+
+def some_limits() -> Limits:
+    """Every combination of limits, none among them."""
+    generator = torch.Generator().manual_seed(5)
+    each = torch.arange(ROWS) % 8
+    top_p, min_p = (torch.rand(ROWS, generator=generator).clamp_min(1e-3) for _ in range(2))
+    top_k = torch.randint(1, 60, (ROWS,), generator=generator)
+    return Limits(top_k * (each & 1), torch.where(each & 2 > 0, top_p, 1.0), torch.where(each & 4 > 0, min_p**3, 0.0))
+
+
+@pytest.mark.parametrize(("columns", "scale"), [(1, 1.0), (7, 1.0), (2047, 3.0), (5000, 0.01)])
+def test_supports_draws_and_scores_under_limits_are_the_definitions(columns: int, scale: float) -> None:
+    logits, temperature, *keys = draws(columns, scale)
+    limits, there = some_limits(), [t.cuda() for t in (logits, temperature, *keys)]
+    want = sample_support(logits, temperature, limits, backend="reference")
+    kept = sample_support(there[0], there[1], limits)
+    assert_same(kept.counts, want.counts, "counts")
+    assert_same(kept.ids, want.ids, "ids")
+    expected, expected_logp = sample_kept(logits, temperature, *keys, want, backend="reference")
+    tokens, logp = sample_kept(*there, kept)
+    assert_same(tokens.cpu(), expected, "tokens")
+    assert_same(logp.cpu(), expected_logp, "log-probabilities")
+    warm = torch.where(temperature == 0, 1.0, temperature)
+    targets = torch.stack([expected, expected.flip(0)], dim=1)
+    scores = kept_logprob(there[0], targets.cuda(), warm.cuda(), kept)
+    assert_same(scores.cpu(), kept_logprob(logits, targets, warm, want, backend="reference"), "scores")
 
 
 def test_another_seed_is_noticed() -> None:

@@ -43,6 +43,12 @@ def test_unsupported_features_name_their_boundary(tmp_path: Path, feature: str) 
         read_shape(path)
 
 
+@pytest.mark.parametrize(("device", "transport"), [("cpu", "peer_memory"), ("cuda", "shared_memory")])
+def test_memory_of_the_other_device_is_refused(device: Any, transport: Any) -> None:
+    with pytest.raises(ValueError, match=f"transport {transport} carries tensors of"):
+        TrainerConfig(model="", device=device, transport=transport)
+
+
 def test_a_directory_without_a_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no config\.json here"):
         read_shape(tmp_path)

@@ -41,11 +41,11 @@ def engine_config(model: Path, **changes: Any) -> EngineConfig:
 
 
 @contextmanager
-def hosted(home: Path, name: str, config: EngineConfig) -> Iterator[Engine]:
+def hosted(home: Path, name: str, config: EngineConfig, kind: type[WatchedEngine] = WatchedEngine) -> Iterator[Engine]:
     """A started engine. Raises what starting it raised."""
     host = Host(name, home / f"{name}.log")
     try:
-        host.start(WatchedEngine, config).result(timeout=300)
+        host.start(kind, config).result(timeout=300)
         yield Engine(host)
         host.call("close").result(timeout=60)
     finally:

@@ -190,7 +190,7 @@ def test_every_release_from_020_on_and_an_older_one_were_read_from_their_wheels(
 def test_the_list_of_engine_fields_is_the_engines() -> None:
     handed: set[str] = set()
     for device in ("cpu", "cuda"):
-        config = EngineConfig(model="m", device=device, contract={"arithmetic": "fma32"})
+        config = EngineConfig(model="m", device=device, tp=2, max_tp=2, contract={"arithmetic": "fma32"})
         handed |= set(_arguments(config, RoutePlan.for_engine(config, 1)))
     assert handed == set(wheel.ENGINE_FIELDS)
 

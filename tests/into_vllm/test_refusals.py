@@ -42,7 +42,7 @@ def refusal_of(path: str) -> str:
 
     arguments = EngineArgs(model=path, skip_tokenizer_init=True, dtype="bfloat16", enforce_eager=True)
     try:
-        check_config(arguments.create_engine_config())
+        check_config(arguments.create_engine_config(), "cpu")
     except NotCovered as error:
         return str(error)
     return "covered"

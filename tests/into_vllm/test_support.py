@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from oracle import packed_logits, response_bits, response_rows
 
 from samebits.bits import assert_same
 from samebits.contract.routes import ModuleRoutes
-from samebits.into_vllm.engine import RolloutEngine
+from samebits.into_vllm.engine import RolloutEngine, _support
 from samebits.ops.sample_support import Kept, Limits, kept_logprob, sample_support
 from samebits.timeline.types import GenerateRequest, Rollout
 
@@ -42,6 +43,13 @@ def facts(rollouts: list[Rollout]) -> list:
 @pytest.fixture(scope="module")
 def batch(strict: Engine) -> list[Rollout]:
     return strict("generate", mixed())
+
+
+def test_a_draw_past_the_end_is_left_out_and_a_missing_one_is_noticed() -> None:
+    request, kept = mixed(2)[1], {at: array("i", [7, 9]).tobytes() for at in range(3)}
+    assert list(_support(request, (7, 9), kept).counts) == [2, 2]
+    with pytest.raises(RuntimeError, match="supports of 3 tokens for 4 tokens"):
+        _support(request, (7, 9, 7, 9), kept)
 
 
 def test_only_limited_requests_have_supports(batch: list[Rollout]) -> None:

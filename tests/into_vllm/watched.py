@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from samebits.into_vllm import pieces
 from samebits.into_vllm.config import EngineConfig
 from samebits.into_vllm.engine import RolloutEngine
 from samebits.timeline.types import GenerateRequest
@@ -78,3 +79,11 @@ class WatchedEngine(RolloutEngine):
     def worker_pids(self) -> dict[int, int]:
         """Rank -> process id."""
         return self._pids
+
+
+class WholeGraphEngine(WatchedEngine):
+    """As with a vLLM that can't capture pieces without its compiler: every batch that is captured is one graph."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        pieces.are_there = lambda: False
+        super().__init__(config)

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from samebits.cli.wiring import trainer_arguments
+from samebits.cli.wiring import run_contract_of, trainer_arguments
 from samebits.contract import run_contract
 from samebits.contract.boundaries import BOUNDARIES
 from samebits.linear_logp.provider import CONTRACT_ID
@@ -36,6 +37,20 @@ def test_a_run_scores_through_the_boundary_in_strict_mode(model: Path) -> None:
     assert (config.linear_logp_provider, config.linear_logp_provider_mode) == (OWN_PROVIDER, "strict")
     assert (config.contract, config.rollout_contract) == (digest, digest)
     assert config.linear_logp_contract == CONTRACT_ID
+
+
+def test_the_arithmetic_of_a_card_is_part_of_what_a_provider_promises(model: Path) -> None:
+    inputs: Any = SimpleNamespace(model=model, reference=model)
+    contract = run_contract(BOUNDARIES, segments=1, arithmetic="sm90")
+    config, _ = trainer_arguments(RunConfig(device="cuda"), inputs, contract, 0, model)
+    assert (config.device, config.linear_logp_contract) == ("cuda", f"{CONTRACT_ID}:sm90")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_run_without_its_device_is_refused_before_anything_starts(model: Path) -> None:
+    inputs: Any = SimpleNamespace(model=model, reference=model)
+    with pytest.raises(ValueError, match="device cuda: torch sees no CUDA device here"):
+        run_contract_of(RunConfig(device="cuda"), inputs)
 
 
 @pytest.mark.parametrize(

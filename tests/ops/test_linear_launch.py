@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from samebits.ops.linear.launch import LDS_BYTES, Launch, for_amd, launch
+from samebits.ops.linear.launch import LDS_BYTES, Launch, for_amd, launch, vendor_is_faster, vendor_plan
 
 ROWS = [1, 2, 7, 16, 17, 32, 64, 65, 128, 200, 512, 1000, 4096, 8192]
 WEIGHTS = [(768, 4096), (1536, 4096), (4096, 512), (4096, 12288), (6144, 4096), (24576, 4096), (151_936, 4096)]
@@ -45,4 +45,10 @@ def test_a_launch_fits(m: int, n: int, k: int, options: dict) -> None:
 def test_a_launch_can_be_printed() -> None:
     command = [sys.executable, "-m", "samebits.ops.linear.launch", "8192", "4096", "4096"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert printed.strip() == str(launch(8192, 4096, 4096))
+    assert printed.splitlines() == [str(launch(8192, 4096, 4096)), "the vendor's product, where certified: True"]
+
+
+def test_the_vendor_is_wanted_where_it_is_faster_and_nowhere_else() -> None:
+    plan = vendor_plan([1, 64, 128, 512, 8192, 512], [(6144, 4096), (4096, 12288), (6144, 4096)])
+    assert plan == [(128, 4096, 12288), (512, 4096, 12288), *((m, 6144, 4096) for m in (128, 512, 8192))]
+    assert not vendor_is_faster(512, 6144, 4096, segments=2)

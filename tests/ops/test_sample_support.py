@@ -8,8 +8,9 @@ import torch
 from samebits import _cpu
 from samebits.bits import assert_same
 from samebits.ops.logprob import logprob
+from samebits.ops.logprob import reference as logprob_reference
 from samebits.ops.sample import sample_and_logprob
-from samebits.ops.sample_support import Kept, Limits, kept_logprob, reference, sample_kept, sample_support
+from samebits.ops.sample_support import Kept, Limits, kept_logprob, ordered, reference, sample_kept, sample_support
 from samebits.ops.sample_support.reference import prefix
 
 ROWS = 256
@@ -43,6 +44,20 @@ def assert_same_kept(one: Kept, other: Kept, what: str = "") -> None:
 def keys(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     g = torch.Generator().manual_seed(rows)
     return torch.randint(-(2**63), 2**63 - 1, (rows,), generator=g), torch.arange(rows) % 50
+
+
+@pytest.mark.parametrize("vocabulary", [1, 7, 60])
+def test_sorted_rows_keep_what_the_definition_does(vocabulary: int) -> None:
+    logits, temperature, limits = rows_of(vocabulary)
+    some = (limits.any() & (temperature > 0)).nonzero()[:, 0]
+    limits = Limits(limits.top_k[some], limits.top_p[some], limits.min_p[some])
+    kept = reference.support(logits[some], temperature[some], limits)
+    mask = ordered.kept_mask(logprob_reference.scaled(logits[some], temperature[some]), limits, logprob_reference.terms)
+    assert_same_kept(Kept(mask.sum(dim=1), mask.nonzero()[:, 1]), kept)
+    one_more = Limits(limits.top_k, limits.top_p, limits.min_p / 2)
+    if vocabulary > 1:
+        z = logprob_reference.scaled(logits[some], temperature[some])
+        assert not torch.equal(ordered.kept_mask(z, one_more, logprob_reference.terms), mask)
 
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 7, 16, 500, 600])

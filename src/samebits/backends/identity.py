@@ -19,7 +19,7 @@ def gpu_kernels(device: torch.device) -> dict[str, Any]:
 
     name = hashlib.sha256(f"triton {triton.__version__}".encode())
     root = Path(samebits.__file__).parent
-    for room in ("arithmetic", "ops"):
+    for room in ("arithmetic", "collectives", "ops"):
         for source in sorted((root / room).rglob("*.py")):
             name.update(source.read_bytes())
     major, minor = torch.cuda.get_device_capability(device)

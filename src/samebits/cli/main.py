@@ -82,7 +82,7 @@ def run(
     train_vocab_multiple: Annotated[Whole, typer.Option(help="Pads a rank's vocabulary.")] = None,
     strict_gradients: Annotated[Switch, typer.Option(help="Gradients alike in every layout.")] = None,
     gradient_segments: Annotated[Whole, typer.Option(help="Runs of samples, gradients summed apart.")] = None,
-    train_transport: Annotated[Text, typer.Option(help="gloo or shared_memory.")] = None,
+    train_transport: Annotated[Text, typer.Option(help="gloo, shared_memory (CPU) or peer_memory (GPUs).")] = None,
     weight_transfer: Annotated[Text, typer.Option(help="files or cuda_ipc.")] = None,
     rollout_engines: Annotated[Whole, typer.Option(help="vLLM engines.")] = None,
     rollout_tp: Annotated[Whole, typer.Option(help="Tensor parallelism of an engine.")] = None,

@@ -11,7 +11,7 @@ from samebits.contract.routes import ModuleRoutes
 from samebits.into_megatron.plan import TrainLayout
 
 CpLayout = Literal["zigzag", "allgather"]
-TransportName = Literal["gloo", "shared_memory"]
+TransportName = Literal["gloo", "shared_memory", "peer_memory"]
 Device = Literal["cpu", "cuda"]
 WeightTransfer = Literal["files", "cuda_ipc"]
 
@@ -109,7 +109,9 @@ class TrainerConfig:
         if self.weight_transfer == "cuda_ipc" and self.device != "cuda":
             raise ValueError("weight_transfer cuda_ipc lends tensors of a card: set device to cuda, or use files")
         if self.device == "cuda" and self.transport == "shared_memory":
-            raise ValueError("transport shared_memory carries tensors of the host; use gloo with device cuda")
+            raise ValueError("transport shared_memory carries tensors of the host; use gloo or peer_memory on cuda")
+        if self.device == "cpu" and self.transport == "peer_memory":
+            raise ValueError("transport peer_memory carries tensors of GPUs; use gloo or shared_memory on a CPU")
         if self.transport not in get_args(TransportName):
             raise ValueError(f"transport must be one of {', '.join(get_args(TransportName))}, got {self.transport!r}")
 

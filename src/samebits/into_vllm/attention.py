@@ -20,8 +20,9 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import AttentionSpec
 
+from samebits.into_vllm.pieces import outside_of_pieces
 from samebits.into_vllm.places import NotCovered
-from samebits.ops.attention import paged_attention, write_kv
+from samebits.ops.attention import paged_attention, prepare_heads, write_kv
 
 
 @dataclass
@@ -32,6 +33,7 @@ class Paged(AttentionMetadata):
     seq_lens: Tensor
     block_table: Tensor
     slot_mapping: Tensor
+    max_query_len: int  # of a batch that is captured: the most that one of its size may have
 
 
 class PagedBuilder(AttentionMetadataBuilder[Paged]):
@@ -55,13 +57,14 @@ class PagedBuilder(AttentionMetadataBuilder[Paged]):
             seq_lens=common.seq_lens,
             block_table=common.block_table_tensor,
             slot_mapping=common.slot_mapping,
+            max_query_len=common.max_query_len,
         )
 
 
 class RoutedAttentionLayer(Attention):
-    """vLLM's attention layer without the two custom-op dispatches, the output buffer and its copy.
+    """vLLM's attention layer without the two custom-op dispatches.
 
-    vLLM wraps the backend in opaque ops for its compiler; samebits runs eagerly, where they only cost time.
+    vLLM wraps the backend in opaque ops for its compiler; samebits runs without it, where they only cost time.
     There is no out-of-tree registration for this class, so the router changes the class of each instance.
     """
 
@@ -81,28 +84,102 @@ class RoutedAttentionLayer(Attention):
         output_shape: torch.Size | None = None,
         output_dtype: torch.dtype | None = None,
     ) -> Tensor:
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        _write_and_attend(self, query, key, value, out)
+        return out
+
+    def batch(self) -> Paged | None:
+        """The batch that is computed; None in vLLM's warm-up, where there is no cache yet."""
         described: Any = get_forward_context().attn_metadata
-        if not described:  # vLLM's warm-up
-            return torch.zeros_like(query)
+        if not described:
+            return None
         self.calls[0] += 1
         paged: Paged = described[self.layer_name]
-        tokens = query.shape[0]
-        head_size, kv_cache = self.head_size, self.kv_cache
-        write_kv(
-            key.view(tokens, self.num_kv_heads, head_size),
-            value.view(tokens, self.num_kv_heads, head_size),
-            kv_cache,
-            paged.slot_mapping,
-        )
-        out = paged_attention(
-            query.view(tokens, self.num_heads, head_size),
-            kv_cache,
+        return paged
+
+    def attend(self, q: Tensor, paged: Paged, out: Tensor) -> None:
+        """Fills `out` [tokens, heads * head_dim]; the keys and values of q [tokens, heads, head_dim] are written."""
+        paged_attention(
+            q,
+            self.kv_cache,
             paged.block_table,
             paged.seq_lens,
             paged.query_start_loc,
             self.impl.scale,
+            max_query_len=paged.max_query_len,
+            out=out.view(q.shape),
         )
-        return out.view(tokens, self.num_heads * head_size)
+
+
+@outside_of_pieces
+def _write_and_attend(layer: RoutedAttentionLayer, query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> None:
+    paged = layer.batch()
+    if paged is None:
+        out.zero_()
+        return
+    tokens, size = query.shape[0], layer.head_size
+    k, v = (x.view(tokens, layer.num_kv_heads, size) for x in (key, value))
+    write_kv(k, v, layer.kv_cache, paged.slot_mapping)
+    layer.attend(query.view(tokens, layer.num_heads, size), paged, out)
+
+
+class FusedHeads:
+    """Takes the place of a vLLM attention module's `forward`: between its two linear maps, one launch and attention.
+
+    The bits are those of the module's own way through norms, rotation and attention layer, which a trace watches.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._layer: RoutedAttentionLayer = module.attn
+        self._norms = _norms_of(module)
+        self._weights = (*(norm.scale for norm in self._norms), self._norms[0].eps) if self._norms else None
+
+    @staticmethod
+    def fits(module: Any) -> bool:
+        """True where nothing but norms, rotation and the layer stands between the two maps, and all are routed."""
+        return (
+            type(module).__name__ in ("Qwen3Attention", "Qwen2Attention", "LlamaAttention")
+            and not getattr(module, "do_llama_4_scaling", False)
+            and isinstance(module.attn, RoutedAttentionLayer)
+            and len({norm.eps for norm in _norms_of(module)}) <= 1
+        )
+
+    def install(self) -> None:
+        self._module.forward = self.forward
+
+    def remove(self) -> None:
+        del self._module.forward
+
+    def forward(self, positions: Tensor, hidden_states: Tensor) -> Tensor:
+        qkv, _ = self._module.qkv_proj(hidden_states)
+        out = qkv.new_empty(len(qkv), self._layer.num_heads * self._layer.head_size)
+        _prepare_and_attend(self, qkv, positions, out)
+        mixed: Tensor = self._module.o_proj(out)[0]
+        return mixed
+
+    def attend(self, qkv: Tensor, positions: Tensor, out: Tensor) -> None:
+        """Fills `out` [tokens, heads * head_dim] from the rows of the QKV product."""
+        paged = self._layer.batch()
+        if paged is None:
+            out.zero_()
+            return
+        rotary = self._module.rotary_emb
+        for part in (*self._norms, rotary):
+            part.calls[0] += 1
+        table = rotary.cos, rotary.sin
+        q = prepare_heads(qkv, positions, table, self._weights, self._layer.kv_cache, paged.slot_mapping)
+        self._layer.attend(q, paged, out)
+
+
+def _norms_of(module: Any) -> list[Any]:
+    """The QK-norms of an attention module, where its model has them."""
+    return [norm for norm in (getattr(module, name, None) for name in ("q_norm", "k_norm")) if norm is not None]
+
+
+@outside_of_pieces
+def _prepare_and_attend(heads: FusedHeads, qkv: Tensor, positions: Tensor, out: Tensor) -> None:
+    heads.attend(qkv, positions, out)
 
 
 class RoutedAttention(AttentionImpl[Paged]):

@@ -22,7 +22,9 @@ class EngineConfig:
     CPUs of this process among the workers. `compiled` is vLLM's own compiled mode, for all-native engines only:
     faster per token, but tens of seconds slower to start. `forced` engines produce the tokens that a request names
     instead of drawing (requests that name none are drawn as ever). `proof_dir`, when given, receives one route record
-    per worker. On `device` cuda, `graphs` captures whole batches; `threads` means nothing there.
+    per worker. On `device` cuda, `graphs` captures batches, whole or in pieces between attention calls, of the token
+    counts in `capture_sizes` (vLLM's own choice where it is empty), and `threads` means nothing. With `random_weights`
+    nothing is read from `model` but its configuration, and no digests are taken: for measurements of speed.
     """
 
     model: str
@@ -43,6 +45,8 @@ class EngineConfig:
     forced: bool = False
     device: Device = "cpu"
     graphs: bool = True
+    capture_sizes: tuple[int, ...] = ()
+    random_weights: bool = False
     threads: int = 0
     proof_dir: str = ""
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from samebits import env
+from samebits.into_vllm import pieces
 from samebits.into_vllm.config import EngineConfig
 from samebits.into_vllm.plan import PLAN_VARIABLE, RoutePlan
 from samebits.timeline.types import (
@@ -54,6 +55,7 @@ class RolloutEngine:
         env.export(_environment(config, self._plan, cpus, threads))
         self._engine = self._start(_torch_threads(config, threads))
         self._pids = dict(self._ask("samebits_process", during="start"))
+        self._ask("samebits_started", during="start")
         if config.forced:
             self._ask("samebits_force", during="start")
         self.proof()
@@ -244,6 +246,11 @@ class RolloutEngine:
         # Python floats made from fp32 values convert back without loss.
         bits = np.asarray(output.logprobs.logprobs, dtype=np.float32).view(np.uint32).tolist()
         tokens = tuple(output.token_ids)
+        if min(tokens, default=0) < 0:
+            raise RuntimeError(
+                f"{request.key}: token {[token < 0 for token in tokens].index(True)} has no distribution to be drawn "
+                "from: its logits hold NaN or +inf, or nothing finite"
+            )
         if len(bits) != len(tokens):
             raise RuntimeError(f"{request.key}: {len(tokens)} tokens came with {len(bits)} log-probabilities")
         return Rollout(
@@ -284,7 +291,8 @@ class RolloutEngine:
 
 def _support(request: GenerateRequest, tokens: Sequence[int], kept: dict[int, bytes] | None) -> Support:
     """The kept ids of a response's tokens. Raises RuntimeError where one is missing or not in its own."""
-    found = kept or {}
+    # scheduling ahead draws one token more before it is known that the last one ended the response
+    found = {position: ids for position, ids in (kept or {}).items() if position < len(tokens)}
     if sorted(found) != list(range(len(tokens))):
         raise RuntimeError(f"{request.key}: supports of {len(found)} tokens for {len(tokens)} tokens")
     support = Support.of([array("i", found[position]) for position in range(len(tokens))])
@@ -336,12 +344,22 @@ def _compiler(config: EngineConfig) -> dict[str, Any]:
 
 
 def _gpu_arguments(config: EngineConfig) -> dict[str, Any]:
-    """Graphs of whole batches without vLLM's compiler where a part is on the samebits route; vLLM's own choice else."""
+    """Graphs without vLLM's compiler where a part is on the samebits route; vLLM's own choice else.
+
+    Decode batches are captured whole; others in pieces between attention calls where this vLLM can do that without
+    its compiler, else whole, too.
+    """
     if config.case.all_native:
         return {}
-    ours: dict[str, Any] = {"async_scheduling": False, "disable_custom_all_reduce": True}
+    ours: dict[str, Any] = {}
+    alone = config.tp == 1
+    if not alone:  # what was run with several ranks
+        ours |= {"async_scheduling": False, "disable_custom_all_reduce": True}
     if config.graphs:
-        ours["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL"}
+        mode = "FULL_AND_PIECEWISE" if alone and pieces.are_there() else "FULL"
+        ours["compilation_config"] = {"mode": 0, "cudagraph_mode": mode}
+        if config.capture_sizes:
+            ours["compilation_config"]["cudagraph_capture_sizes"] = list(config.capture_sizes)
     if config.case.attention == "R":
         ours["attention_backend"] = "CUSTOM"
     return ours
@@ -357,6 +375,7 @@ def _environment(config: EngineConfig, plan: RoutePlan, cpus: Sequence[int], thr
         "VLLM_NO_USAGE_STATS": "1",
         # A whole compiled model from vLLM's own cache would come without its graphs.
         **({"VLLM_USE_AOT_COMPILE": "0"} if config.compiled else {}),
+        **({pieces.SWITCH: "1"} if plan.graphs and config.tp == 1 and not config.case.all_native else {}),
         "VLLM_LOGGING_LEVEL": "WARNING",
         "HF_HUB_OFFLINE": "1",
         **(_cpu_environment(config, cpus, threads) if config.device == "cpu" else {}),

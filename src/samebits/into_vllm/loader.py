@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from vllm.config import ModelConfig, VllmConfig
 from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader import DefaultModelLoader
+from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
+from samebits.into_vllm.attention import FusedHeads
 from samebits.into_vllm.layers import Routed, share_memory_among_workers
 from samebits.into_vllm.lifeline import end_with_parent
 from samebits.into_vllm.plan import RoutePlan
@@ -30,6 +33,7 @@ class WorkerState:
     modules: list[RoutedModule]
     weights: WorkerWeights
     decoder: StraightDecoder | None = None
+    fused: list[FusedHeads] = field(default_factory=list)
 
 
 def loader_for(plan: RoutePlan) -> type[DefaultModelLoader]:
@@ -44,7 +48,7 @@ def loader_for(plan: RoutePlan) -> type[DefaultModelLoader]:
             if vllm_config.parallel_config.world_size > 1:
                 end_with_parent()
             if not plan.case.all_native:
-                check_config(vllm_config)
+                check_config(vllm_config, plan.device)
             shared = plan.device == "cpu" or not plan.case.all_native
             if shared and vllm_config.parallel_config.tensor_parallel_size > 1:
                 share_memory_among_workers(plan.device)
@@ -52,8 +56,7 @@ def loader_for(plan: RoutePlan) -> type[DefaultModelLoader]:
             for one in model.samebits.modules:
                 if isinstance(one.module, Routed):
                     one.module.ready()
-            if plan.device == "cpu":
-                _straighten(model)
+            _speed_up(model, plan, vllm_config)
             return model
 
         def load_weights(self, model: Any, model_config: ModelConfig) -> None:
@@ -61,10 +64,30 @@ def loader_for(plan: RoutePlan) -> type[DefaultModelLoader]:
             modules = route_model(model, plan)
             dtype = cast("torch.dtype", model_config.dtype)
             model.samebits = WorkerState(plan, modules, WorkerWeights(model, dtype, modules, plan.compiled))
+            if plan.random_weights:
+                random = DummyModelLoader(dataclasses.replace(self.load_config, load_format="dummy"))
+                random.load_weights(model, model_config)
+                model.samebits.weights.version = plan.start_version
+                return
             super().load_weights(model, model_config)
             model.samebits.weights.loaded(plan.start_version)
 
     return RoutedModelLoader
+
+
+def _speed_up(model: Any, plan: RoutePlan, config: VllmConfig) -> None:
+    """What costs no bits: on a CPU nothing stands between kernels; on a GPU fewer launches, and certified products."""
+    if plan.device == "cpu":
+        _straighten(model)
+        return
+    from samebits.into_vllm.certificates import certify_products  # needs Triton
+
+    certify_products([one.module for one in model.samebits.modules], config)
+    if plan.route("attention") == "R":
+        blocks = [FusedHeads(module) for module in model.modules() if FusedHeads.fits(module)]
+        for block in blocks:
+            block.install()
+        model.samebits.fused = blocks
 
 
 def _straighten(model: Any) -> None:

@@ -81,6 +81,7 @@ SYMBOLS: tuple[Symbol, ...] = (
     symbol("vllm.model_executor.model_loader:register_model_loader", "load_format"),
     symbol("vllm.model_executor.model_loader:DefaultModelLoader.load_model", "self", "vllm_config", "model_config"),
     symbol("vllm.model_executor.model_loader:DefaultModelLoader.load_weights", "self", "model", "model_config"),
+    symbol("vllm.model_executor.model_loader.dummy_loader:DummyModelLoader.load_weights", "self", "model"),
     symbol("vllm.distributed:get_tp_group"),
     symbol("vllm.v1.engine.llm_engine:LLMEngine.from_engine_args"),
     symbol("vllm.v1.engine.llm_engine:LLMEngine.collective_rpc", "self", "method"),

@@ -30,6 +30,7 @@ class RoutePlan:
     compiled: bool
     device: Device
     graphs: bool
+    random_weights: bool
     start_version: WeightVersion
     proof_dir: str
 
@@ -45,6 +46,7 @@ class RoutePlan:
             compiled=config.compiled,
             device=config.device,
             graphs=config.device == "cuda" and config.graphs,
+            random_weights=config.random_weights,
             start_version=config.start_version,
             proof_dir=config.proof_dir,
         )

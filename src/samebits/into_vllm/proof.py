@@ -92,13 +92,20 @@ def _gpu_kernels() -> dict[str, Any]:
     import samebits.collectives
     import samebits.ops
     from samebits.backends.device_counters import counters
+    from samebits.ops.linear import vendor
 
     name = hashlib.sha256(f"triton {triton.__version__}".encode())
     for room in (samebits.ops, samebits.collectives):
         for source in sorted(Path(next(iter(room.__path__))).rglob("*.py")):
             name.update(source.read_bytes())
     major, minor = torch.cuda.get_device_capability()
-    return {"kernels": name.hexdigest(), "instruction_set": f"sm_{major}{minor}", "counters": counters()}
+    return {
+        "kernels": name.hexdigest(),
+        "instruction_set": f"sm_{major}{minor}",
+        "counters": counters(),
+        "certificates": [certificate.as_data() for certificate in vendor.certificates()],
+        "certified_products": vendor.served(),
+    }
 
 
 def _held_contract(plan: RoutePlan, model: str) -> dict[str, Any]:

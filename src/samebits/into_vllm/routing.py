@@ -107,7 +107,7 @@ def _take(name: str, module: nn.Module, segments: int) -> None:
         raise NotCovered(f"module {name!r} is a {type(module).__name__}; covered are {covered}")
 
 
-def check_config(config: VllmConfig) -> None:
+def check_config(config: VllmConfig, device: str) -> None:
     """Refuse what a module can't know about itself. Raises NotCovered naming the architecture or feature."""
     model = config.model_config
     text = model.hf_config
@@ -123,7 +123,7 @@ def check_config(config: VllmConfig) -> None:
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
         "data parallelism inside one engine": parallel.data_parallel_size > 1,
         "context parallelism": parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1,
-        "asynchronous scheduling": config.scheduler_config.async_scheduling,
+        "asynchronous scheduling on a CPU": device == "cpu" and config.scheduler_config.async_scheduling,
         "compilation": config.compilation_config.mode,
         f"dtype {model.dtype}": str(model.dtype) != "torch.bfloat16",
         f"activation {text.hidden_act!r}": text.hidden_act != "silu",

@@ -24,7 +24,7 @@ from vllm.v1.sample.sampler import Sampler
 from samebits.into_vllm.forced import forced_tokens
 from samebits.into_vllm.places import NotCovered
 from samebits.ops.logprob import logprob
-from samebits.ops.sample import sample_and_logprob
+from samebits.ops.sample import draw, sample_and_logprob
 from samebits.ops.sample_support import Kept, Limits, kept_logprob, sample_kept, sample_support
 
 if TYPE_CHECKING:
@@ -55,20 +55,20 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Columns:
-    """The rows of a batch, column by column."""
+    """The rows of a batch, column by column; `seeds` lie where the logits do."""
 
     seeds: Tensor
     limits: Limits
     limited: bool
 
     @classmethod
-    def of(cls, rows: list[_Row]) -> _Columns:
+    def of(cls, rows: list[_Row], device: torch.device) -> _Columns:
         limits = Limits(
             torch.tensor([row.top_k for row in rows], dtype=torch.int64),
             torch.tensor([row.top_p for row in rows], dtype=torch.float32),
             torch.tensor([row.min_p for row in rows], dtype=torch.float32),
         )
-        return cls(torch.tensor([row.seed for row in rows], dtype=torch.int64), limits, bool(limits.any().any()))
+        return cls(_moved([row.seed for row in rows], device), limits, bool(limits.any().any()))
 
 
 class SampleKeys(LogitsProcessor):
@@ -76,6 +76,7 @@ class SampleKeys(LogitsProcessor):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         self.rows: list[_Row | None] = [None] * vllm_config.scheduler_config.max_num_seqs
+        self._device = device
         self._columns: _Columns | None = None
 
     @classmethod
@@ -118,7 +119,7 @@ class SampleKeys(LogitsProcessor):
     def columns(self, rows: int) -> _Columns:
         """Seeds and limits of the first `rows` rows."""
         if self._columns is None or len(self._columns.seeds) != rows:
-            self._columns = _Columns.of(self.live(rows))
+            self._columns = _Columns.of(self.live(rows), self._device)
         return self._columns
 
 
@@ -170,12 +171,11 @@ class KeyedSampler(Sampler):
         if not sampling_metadata.logitsprocs.argmax_invariant:
             return self._warm_up(logits)
         keys = _keys_of(sampling_metadata)
-        columns, top = keys.columns(rows), sampling_metadata.max_num_logprobs or 0
+        top = sampling_metadata.max_num_logprobs or 0
         wanted = sampling_metadata.temperature
         temperature = torch.zeros(rows, device=device) if wanted is None else wanted[:rows]
-        if columns.limited or top:
-            # supports are decided on the CPU, by the same bits
-            logits, temperature = logits.cpu(), temperature.cpu()
+        if top:
+            logits, temperature = logits.cpu(), temperature.cpu()  # the same bits come of it
         kept, drawn, scores = self._draw(logits, temperature, keys, rows)
         forced = forced_tokens(sampling_metadata)
         if forced is not None:
@@ -201,9 +201,10 @@ class KeyedSampler(Sampler):
         """What was kept (None: all, in every row), a token of each row, and their log-probabilities."""
         live, columns, device = keys.live(rows), keys.columns(rows), logits.device
         positions = [len(row.tokens) for row in live]
-        key = columns.seeds.to(device), torch.tensor(positions, device=device)
+        key = columns.seeds.to(device), _moved(positions, device)
         if not columns.limited:
-            return None, *sample_and_logprob(logits, temperature, *key)
+            # on a GPU nobody waits for the tokens here: a row without a distribution shows in the response
+            return None, *(draw if logits.is_cuda else sample_and_logprob)(logits, temperature, *key)
         kept = sample_support(logits, temperature, columns.limits)
         self._remember(live, positions, kept)
         return kept, *sample_kept(logits, temperature, *key, kept)
@@ -223,6 +224,12 @@ class KeyedSampler(Sampler):
     @staticmethod
     def compute_logprobs(logits: Tensor) -> Tensor:
         raise NotCovered("sampling: prompt log-probabilities are not covered")
+
+
+def _moved(values: list[int], device: torch.device) -> Tensor:
+    """int64 on a device, without waiting for what it still computes."""
+    there = torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return there.to(device, non_blocking=True)
 
 
 def holds_keys(processors: Any) -> bool:

@@ -55,6 +55,8 @@ class WorkerTrace:
         if decoder is not None:
             decoder.kernels = TracedKernels(decoder, self.recorder, decoder.kernels)
         elif not state.plan.compiled:
+            for block in state.fused:
+                block.remove()
             self._watch_modules(inner)
 
     def facts(self) -> dict[str, Any]:
@@ -69,6 +71,8 @@ class WorkerTrace:
         """Stop recording; the worker is as it was."""
         for handle in self._handles:
             handle.remove()
+        for block in self._state.fused:
+            block.install()
         decoder = self._state.decoder
         if decoder is not None and isinstance(decoder.kernels, TracedKernels):
             decoder.kernels = decoder.kernels.kernels

@@ -86,8 +86,9 @@ class RunConfig(BaseModel):
         ge=0,
         description="runs of samples, gradients summed apart, then along a tree; 0: one per train_dp, 8 if strict",
     )
-    train_transport: Literal["gloo", "shared_memory"] = Field(
-        "gloo", description="what carries the collectives of trainer ranks: the network, or memory of one host"
+    train_transport: Literal["gloo", "shared_memory", "peer_memory"] = Field(
+        "gloo",
+        description="what carries the collectives of trainer ranks: the network, memory of one host, or of its GPUs",
     )
     weight_transfer: Literal["files", "cuda_ipc"] = Field(
         "files", description="how new weights reach the engines: as files, or read on the card that both sides share"

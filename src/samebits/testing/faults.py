@@ -65,7 +65,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         quick=True,
     ),
-    Fault("blocks of K start anew and are added", "linear", _GEMM, (("constexpr int64_t kDepth = 256;", "constexpr int64_t kDepth = 32;"), ("accumulate || i > 0, ahead)", "accumulate, ahead)"))),
+    Fault("blocks of K start anew and are added", "linear", _GEMM, (("constexpr int64_t kDepth = 256;", "constexpr int64_t kDepth = 32;"), ("accumulate || i > 0);\n      }", "accumulate);\n      }"))),
     Fault(
         "weight gradient does not continue main_grad", "linear", _LINEAR,
         (("width, rows, own, k, true)", "width, rows, own, k, false)"),),

@@ -70,21 +70,9 @@ template <int R = kRows> Micro pick_micro(int rows, int vectors) {
   return pick_vectors<R>(vectors);
 }
 
-// The part of the right operand that is packed next, where k runs along memory: short pieces of many rows, which the
-// processor would not foresee. It is asked for while the part before is multiplied: pieces `at` to `at` + `count` of
-// `all` at a time.
-struct Ahead {
-  const uint16_t* data;
-  int64_t stride, columns, depth;
-  void ask(int64_t at, int64_t count, int64_t all) const {
-    for (int64_t n = columns * at / all; n < columns * (at + count) / all; ++n)
-      for (int64_t d = 0; d < depth; d += 64 / sizeof(uint16_t)) __builtin_prefetch(data + n * stride + d, 0, 2);
-  }
-};
-
 // One block of K for all rows and columns of a tile whose operands are packed.
 void block(const float* left, int64_t rows, const float* right, int64_t columns, int64_t depth, float* c,
-           int64_t c_stride, bool from_c, const Ahead& ahead) {
+           int64_t c_stride, bool from_c) {
   int64_t tiles = (rows + kRows - 1) / kRows;
   int tall = static_cast<int>((rows + tiles - 1) / tiles);  // even heights: a tile of one row would crawl
   int widest = vectors_for(tall);
@@ -92,11 +80,9 @@ void block(const float* left, int64_t rows, const float* right, int64_t columns,
   for (int64_t p = 0; p < whole;) {
     int v = widest;
     while (v > whole - p) v /= 2;
-    for (int64_t r = 0; r < rows; r += tall) {
-      ahead.ask(p * tiles + v * (r / tall), v, whole * tiles);
+    for (int64_t r = 0; r < rows; r += tall)
       pick_micro(static_cast<int>(std::min<int64_t>(tall, rows - r)), v)(
           left + r * kLeftStride, right + p * kPanel, depth, c + r * c_stride + p * kLanes, c_stride, from_c);
-    }
     p += v;
   }
   // the last columns, fewer than a vector, by way of a tile of whole vectors
@@ -139,11 +125,6 @@ void pack_right(const Operand& b, int64_t column, int64_t columns, int64_t k, in
     if (b.k_inner) transpose(b.at(column + n, k), b.stride, part, depth, out, kLanes);
     else for (int64_t d = 0; d < depth; ++d) load_part_bf16(b.at(column + n, k + d), part).store(out + d * kLanes);
   }
-}
-
-Ahead next_part(const Operand& b, int64_t n, int64_t k, int64_t column, int64_t at, int64_t wide) {
-  if (!b.k_inner || column >= n) return {nullptr, 0, 0, 0};
-  return {b.at(column, at), b.stride, std::min(wide, n - column), std::min(kDepth, k - at)};
 }
 
 #if defined(SAMEBITS_ISA_avx512)
@@ -191,8 +172,7 @@ void product(const Operand& a, int64_t m, const Operand& b, int64_t n, int64_t k
         float* own = left + (keep_left ? i * left_size : 0);
         if (!keep_left || j == first) pack_left(a, r, rows, at, depth, own);
         pack_right(b, j, columns, at, depth, right);
-        Ahead ahead = next_part(b, n, k, i + 1 < blocks ? j : j + wide, i + 1 < blocks ? at + kDepth : 0, wide);
-        block(own, rows, right, columns, depth, c + r * c_stride + j, c_stride, accumulate || i > 0, ahead);
+        block(own, rows, right, columns, depth, c + r * c_stride + j, c_stride, accumulate || i > 0);
       }
     }
   }

@@ -12,6 +12,7 @@ from samebits.backends import lazy, pick, pick_arithmetic
 from samebits.ops.attention import checks
 from samebits.ops.attention.contract import ATTENTION as ATTENTION
 from samebits.ops.attention.contract import ATTENTION_BACKWARD as ATTENTION_BACKWARD
+from samebits.ops.attention.heads import prepare_heads as prepare_heads
 
 BACKENDS = lazy("samebits.ops.attention", "cpu", "reference", "triton")
 
@@ -53,18 +54,22 @@ def paged_attention(
     scale: float,
     backend: str | None = None,
     arithmetic: str | None = None,
+    *,
+    max_query_len: int | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of q [T, Hq, D] bf16 over a paged cache -> [T, Hq, D] bf16: prefill, extension and decode.
 
     kv_cache [blocks, Hkv, block_size, 2 D] bf16 (K then V; any strides but the last) already holds the new
     tokens. Request b has seq_lens[b] tokens in the pages block_table[b] (entries past its end are never read);
     its query rows query_start_loc[b] to query_start_loc[b+1] are its last tokens. Index tensors are int32.
-    Rows outside every request give +0. No gradients. Raises ValueError on other dtypes, shapes, lengths or
-    page numbers.
+    `max_query_len` bounds the rows of a request (also of those that a captured graph will see later), so that
+    kernels which none needs are left out; `out`, contiguous, receives the result. Rows outside every request give
+    +0. No gradients. Raises ValueError on other dtypes, shapes, lengths or page numbers.
     """
     checks.paged(q, kv_cache, block_table, seq_lens, query_start_loc)
     impl, kind = pick("attention", BACKENDS, backend, q), pick_arithmetic("paged_attention", arithmetic, q)
-    return impl.paged(q, kv_cache, block_table, seq_lens, query_start_loc, scale, kind)
+    return impl.paged(q, kv_cache, block_table, seq_lens, query_start_loc, scale, kind, max_query_len, out)
 
 
 def write_kv(

@@ -96,12 +96,14 @@ def paged(
     query_start_loc: torch.Tensor,
     scale: float,
     arithmetic: str,
+    max_query_len: int | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     serve_only("paged_attention", "cpu", arithmetic, "fma32")
     tokens, heads, dim = q.shape
     blocks, kv_heads, page_size, _ = kv_cache.shape
     page_stride, head_stride, slot_stride, _ = kv_cache.stride()
-    out = torch.empty(tokens, heads, dim, dtype=torch.bfloat16)
+    out = torch.empty(tokens, heads, dim, dtype=torch.bfloat16) if out is None else out
     _cpu.attention_paged(
         *_rows(q),
         kv_cache.data_ptr(),

@@ -196,6 +196,8 @@ def paged(
     query_start_loc: torch.Tensor,
     scale: float,
     arithmetic: str,
+    max_query_len: int | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The packed function over keys and values gathered page by page."""
     size, dim = kv_cache.shape[2], q.shape[2]
@@ -210,7 +212,8 @@ def paged(
     pairs = torch.cat(gathered)
     ends = torch.tensor([0, *lengths], device=device).cumsum(0)
     k, v = pairs[..., :dim], pairs[..., dim:]
-    return forward(q, k, v, query_start_loc, ends, torch.cat(positions), scale, False, arithmetic)[0]
+    result = forward(q, k, v, query_start_loc, ends, torch.cat(positions), scale, False, arithmetic)[0]
+    return result if out is None else out.copy_(result)
 
 
 def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:

@@ -13,6 +13,7 @@ from samebits.ops.attention import (
     triton_backward,
     triton_fma32,
     triton_forward,
+    triton_heads,
     triton_split,
     triton_write,
 )
@@ -126,6 +127,13 @@ def _others() -> Iterator[Entry]:
     yield _entry("fma32.key_gradients", triton_fma32.key_gradients, _SHAPE | backward, 4, None, **slow)
     pages: Constants = {"HEADS": HEADS, "SIZE": 16, "D": DIM, "ROWS": HEADS, "WIDTH": DIM}
     yield _entry("write_pages", triton_write.write_pages, pages, 1, None)
+    prepared: Constants = {"Q": HEADS * GROUP, "KV": HEADS, "HALF": DIM // 2, "SIZE": 16, "NORM": True}
+    types = {"qkv": "*bf16", "positions": "*i64", "q_out": "*bf16", "kept": "i32", "qkv_token": "i32", "eps": "fp32"}
+    types |= dict.fromkeys(("q_weight", "k_weight"), "*bf16") | dict.fromkeys(("cos", "sin"), "*fp32")
+    types |= dict.fromkeys(("rotary_counter", "norm_counter"), "*i64")
+    yield _entry(
+        "prepare_heads", triton_heads.prepare_heads, prepared | {"ROWS": triton_heads.ROWS}, 4, None, types=types
+    )
 
 
 KERNELS: tuple[Entry, ...] = (*_matrix("cuda"), *_matrix("hip"), *_copies(), *_others())

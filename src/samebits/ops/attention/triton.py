@@ -49,11 +49,13 @@ def paged(
     query_start_loc: Tensor,
     scale: float,
     arithmetic: str,
+    max_query_len: int | None = None,
+    out: Tensor | None = None,
     how: launch.Split | None = None,
     rows: launch.Rows | None = None,
 ) -> Tensor:
     """As the definition; requests with few rows have their chunks spread over programs, the others take `rows`."""
-    out, _, _ = _results(q, False, arithmetic)
+    out = _results(q, False, arithmetic, out)[0]
     size = kv_cache.shape[2]
     tokens, requests, group = q.shape[0], seq_lens.shape[0], q.shape[1] // kv_cache.shape[1]
     few = 0
@@ -63,7 +65,8 @@ def paged(
         how = how or _here(launch.split(min(tokens, requests), kv_cache.shape[1], group, chunks, copies))
         few = how.rows
         _split(q, kv_cache, out, seq_lens, query_start_loc, block_table, scale, how, chunks)
-    if few == 0 or tokens > requests:  # some request has more than one token
+    longest = tokens if max_query_len is None else max_query_len
+    if few < longest * group:  # some request may have more rows
         if rows is not None and rows.pairs:
             hopper.forward_pages(q, kv_cache, out, query_start_loc, seq_lens, block_table, few + 1, scale, rows)
             return out
@@ -135,14 +138,16 @@ def backward(
     return dq, dk, dv
 
 
-def _results(q: Tensor, statistics: bool, arithmetic: str) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def _results(
+    q: Tensor, statistics: bool, arithmetic: str, out: Tensor | None = None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     serve_only("attention", "triton", arithmetic, "fma32", device_arithmetic(q.device))
+    out = _empty(q) if out is None else out
     if arithmetic != "fma32":
-        out = _empty(q)
         m = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if statistics else None
         return out, m, torch.empty_like(m) if m is not None else None
     m = torch.zeros(q.shape[:2], dtype=torch.float32, device=q.device) if statistics else None
-    return _empty(q).zero_(), m, torch.zeros_like(m) if m is not None else None
+    return out.zero_(), m, torch.zeros_like(m) if m is not None else None
 
 
 def _rows(

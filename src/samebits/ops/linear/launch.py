@@ -1,11 +1,12 @@
 """Which kernel and tile serve a shape: a function of the shape alone, so a launch can be printed and repeated.
 
-`python -m samebits.ops.linear.launch M N K [SEGMENTS]` prints the choice. No choice here can change a bit.
+`python -m samebits.ops.linear.launch M N K [SEGMENTS]` prints the choices. No choice here can change a bit.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 SMS = 132  # of an H100 or H200; other cards get the same launches
@@ -105,6 +106,17 @@ def _many_rows(m: int, n: int) -> Launch:
     return Launch("persistent", *min(_TILES, key=time)[0])
 
 
+def vendor_is_faster(m: int, n: int, k: int, segments: int = 1) -> bool:
+    """Is the vendor's product, which needs a certificate, the faster one? Measured on an H200."""
+    return segments == 1 and m > 64 and not (m >= 1024 and k >= 8192)
+
+
+def vendor_plan(rows: Iterable[int], weights: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """(m, n, k) of every product of `rows` with weights [n, k] for which a certificate is worth having."""
+    sizes = [(m, n, k) for n, k in sorted(set(weights)) for m in sorted(set(rows))]
+    return [size for size in sizes if vendor_is_faster(*size)]
+
+
 def for_amd(how: Launch) -> Launch:
     """The same launch for AMD: tiles that the registers of a wave of 64 lanes and 64 KiB of LDS hold, one stage."""
     block_n, block_k = min(how.block_n, 128), how.block_k
@@ -116,7 +128,9 @@ def for_amd(how: Launch) -> Launch:
 
 def main() -> None:
     m, n, k, *rest = (int(word) for word in sys.argv[1:])
-    print(launch(m, n, k, segments=rest[0] if rest else 1))
+    segments = rest[0] if rest else 1
+    print(launch(m, n, k, segments=segments))
+    print("the vendor's product, where certified:", vendor_is_faster(m, n, k, segments))
 
 
 if __name__ == "__main__":

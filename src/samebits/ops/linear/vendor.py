@@ -1,8 +1,8 @@
 """The vendor's matrix product, for shapes where it was seen to give the contract's bits: a certificate says so.
 
-A certificate holds for one shape, card and library version. It is issued by comparing every output of torch.mm with
-the kernels of this room on random and adversarial inputs, launched one by one and inside a captured graph; nothing
-is assumed about other shapes. `linear.forward` uses a certified product only where `wanted` says that it is faster.
+A certificate holds for one shape, layout, card, library version and workspace. It is issued by comparing every output
+of torch.mm with the kernels of this room on random and adversarial inputs, launched one by one and inside a captured
+graph; nothing is assumed about other shapes. Who issues them asks `launch.vendor_plan` where they pay.
 
 The vendor writes another NaN pattern (0x7fff). Every operator that follows replaces it by the canonical one, so it
 can show in the bits of this one output and nowhere else.
@@ -19,12 +19,13 @@ from torch import Tensor
 from samebits.backends import device_arithmetic
 from samebits.ops.linear import triton as own
 
+ALIGNMENT = 16  # bytes; what a library may tell its kernels apart by
 TRIALS = ("normal", "cancellation", "wide", "subnormal")
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """y [m, n] = x [m, k] weight [n, k]^T in bf16, both contiguous, gave the contract's bits in every trial."""
+    """y [m, n] = x [m, k] weight [n, k]^T in bf16 gave the contract's bits in every trial, eagerly and in a graph."""
 
     m: int
     n: int
@@ -33,6 +34,8 @@ class Certificate:
     arithmetic: str
     library: str
     torch: str
+    workspace: str
+    layout: str = f"row-major bfloat16, contiguous, aligned to {ALIGNMENT} bytes"
     trials: tuple[str, ...] = TRIALS
 
     def as_data(self) -> dict[str, object]:
@@ -41,6 +44,7 @@ class Certificate:
 
 
 _certified: dict[tuple[int, int, int, torch.device], Certificate] = {}
+_served = [0]
 
 
 def library_version() -> str:
@@ -53,18 +57,23 @@ def library_version() -> str:
     return f"torch's own (cuda {torch.version.cuda}, hip {torch.version.hip})"
 
 
-def wanted(m: int, n: int, k: int) -> bool:
-    """Is the vendor's product the faster one (measured on an H200), if it is certified?"""
-    return m > 64 and not (m >= 1024 and k >= 8192)
+def certify(m: int, n: int, k: int, device: torch.device, workspace: str = "") -> Certificate | None:
+    """Try torch.mm for this shape; the certificate, kept for `product`, or None where any bit differs.
 
-
-def certify(m: int, n: int, k: int, device: torch.device) -> Certificate | None:
-    """Try torch.mm for this shape; the certificate, kept for `product`, or None where any bit differs."""
+    `workspace`: what somebody chose as the library's scratch memory; torch's own size where it is empty.
+    """
     _certified.pop((m, n, k, device), None)
     if not all(_agrees(*_inputs(trial, m, n, k, device)) for trial in TRIALS):
         return None
     certificate = Certificate(
-        m, n, k, torch.cuda.get_device_name(device), device_arithmetic(device), library_version(), torch.__version__
+        m,
+        n,
+        k,
+        torch.cuda.get_device_name(device),
+        device_arithmetic(device),
+        library_version(),
+        torch.__version__,
+        str(torch.backends.cuda.preferred_blas_library()).rpartition(".")[2] + workspace,
     )
     _certified[m, n, k, device] = certificate
     return certificate
@@ -73,6 +82,11 @@ def certify(m: int, n: int, k: int, device: torch.device) -> Certificate | None:
 def certificates() -> tuple[Certificate, ...]:
     """All that this process holds."""
     return tuple(_certified.values())
+
+
+def served() -> int:
+    """How often `product` computed in this process. The replay of a captured graph doesn't show here."""
+    return _served[0]
 
 
 def revoke() -> None:
@@ -84,9 +98,10 @@ def product(x: Tensor, weight: Tensor, y: Tensor) -> bool:
     """y = x weight^T by the vendor if that shape is certified here; False where nothing was done."""
     if not _certified or (x.shape[0], weight.shape[0], x.shape[1], x.device) not in _certified:
         return False
-    if not (x.is_contiguous() and weight.is_contiguous() and y.dtype == torch.bfloat16):
+    if y.dtype != torch.bfloat16 or not all(t.is_contiguous() and t.data_ptr() % ALIGNMENT == 0 for t in (x, weight)):
         return False
     torch.mm(x, weight.t(), out=y)
+    _served[0] += 1
     return True
 
 
@@ -110,7 +125,7 @@ def _same(got: Tensor, want: Tensor) -> bool:
 def _inputs(trial: str, m: int, n: int, k: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Seeded factors: unit normal, sums that cancel, exponents over 40 binades, products below the normal range."""
     g = torch.Generator(device).manual_seed(m * 7919 + n * 31 + k)
-    x, weight = (torch.randn(rows, k, generator=g, device=device) for rows in (m, n))
+    x, weight = (torch.randn(rows, k, generator=g, device=device, dtype=torch.float32) for rows in (m, n))
     if trial == "cancellation":
         half = k // 2
         nudge = 1 + 2.0**-7 * (torch.rand(m, half, generator=g, device=device) < 0.25)

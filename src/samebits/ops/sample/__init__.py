@@ -11,7 +11,7 @@ import torch
 from samebits.backends import lazy, pick
 from samebits.ops.logprob.rows import Temperature, check_ids, check_logits, check_temperature
 from samebits.ops.sample.contract import SAMPLE as SAMPLE
-from samebits.ops.sample.reference import NO_TOKEN
+from samebits.ops.sample.reference import NO_TOKEN as NO_TOKEN
 
 BACKENDS = lazy("samebits.ops.sample", "cpu", "reference", "triton")
 
@@ -49,9 +49,22 @@ def sample_and_logprob(
         check_ids("sample", name, ids, rows)
         if ids.ndim != 1:
             raise ValueError(f"sample: {name} must be [{rows}], got {list(ids.shape)}")
-    impl = pick("sample", BACKENDS, backend, logits)
-    tokens, logp = impl.sample_and_logprob(logits, temperature, seeds, positions)
+    tokens, logp = pick("sample", BACKENDS, backend, logits).sample_and_logprob(logits, temperature, seeds, positions)
     if rows and int(tokens.min()) == NO_TOKEN:
         row = int((tokens == NO_TOKEN).nonzero()[0])
         raise ValueError(f"sample: row {row} has no distribution: it holds NaN or +inf, or nothing finite")
     return tokens, logp
+
+
+def draw(
+    logits: torch.Tensor, temperature: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`sample_and_logprob` for a caller that must not wait for the device: no value is looked at.
+
+    A row without a distribution gives the token NO_TOKEN; temperatures are the caller's to check.
+    """
+    check_logits("draw", logits)
+    drawn: tuple[torch.Tensor, torch.Tensor] = pick("sample", BACKENDS, None, logits).sample_and_logprob(
+        logits, temperature, seeds, positions
+    )
+    return drawn

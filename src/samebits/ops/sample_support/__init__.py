@@ -25,18 +25,20 @@ def sample_support(logits: Tensor, temperature: Temperature, limits: Limits, bac
     """The ids that min-p, top-k and top-p, in this order, leave of each row of logits fp32 [T, V].
 
     A row that nothing limits keeps all; so does a row of temperature 0, whose token no limit can change. Raises
-    ValueError for a limited row without a distribution (NaN, +inf, or nothing finite).
+    ValueError for a limited row without a distribution (NaN, +inf, or nothing finite). `limits` and the result lie
+    on the CPU, wherever the logits are.
     """
     rows = len(logits)
     check_logits("sample_support", logits)
     check_temperature("sample_support", temperature, rows, zero=True)
     limits.check(rows)
-    limited = limits.any() & (_each(temperature, rows) > 0)
+    each = _each(temperature, logits)
+    limited = limits.any() & (each > 0).cpu()
     some = limited.nonzero()[:, 0]
     if not len(some):
         return Kept.all(rows)
     if len(some) < rows:
-        logits, temperature = logits[some], _each(temperature, rows)[some]
+        logits, temperature = logits[some], each[some]
         limits = Limits(limits.top_k[some], limits.top_p[some], limits.min_p[some])
     kept = pick("sample_support", BACKENDS, backend, logits).support(logits, temperature, limits)
     if bool((kept.counts == NO_DISTRIBUTION).any()):
@@ -61,13 +63,13 @@ def sample_kept(
     for name, ids in (("seeds", seeds), ("positions", positions)):
         check_ids("sample_kept", name, ids, rows)
     _check_columns("sample_kept", kept, logits)
-    each = _each(temperature, rows)
+    each = _each(temperature, logits)
     impl, some = pick("sample_kept", BACKENDS, backend, logits), limited.nonzero()[:, 0]
     if len(some) == rows:
         tokens, logp = impl.sample_kept(logits, each, seeds, positions, kept)
     else:
         free = (~limited).nonzero()[:, 0]
-        tokens, logp = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
+        tokens, logp = seeds.new_empty(rows), logits.new_empty(rows)
         tokens[free], logp[free] = sample_and_logprob(logits[free], each[free], seeds[free], positions[free], backend)
         tokens[some], logp[some] = impl.sample_kept(
             logits[some], each[some], seeds[some], positions[some], kept.select(some)
@@ -92,7 +94,7 @@ def kept_logprob(
     check_temperature("kept_logprob", temperature, rows)
     _check_columns("kept_logprob", kept, logits)
     some, free = limited.nonzero()[:, 0], (~limited).nonzero()[:, 0]
-    each, logp = _each(temperature, rows), torch.empty(targets.shape)
+    each, logp = _each(temperature, logits), logits.new_empty(targets.shape)
     if len(free):
         logp[free] = logprob(logits[free], targets[free], each[free], backend)
     if len(some):
@@ -101,11 +103,11 @@ def kept_logprob(
     return logp
 
 
-def _each(temperature: Temperature, rows: int) -> Tensor:
-    """One temperature per row, fp32 [T]."""
+def _each(temperature: Temperature, logits: Tensor) -> Tensor:
+    """One temperature per row of logits, fp32 [T]."""
     if isinstance(temperature, Tensor):
         return temperature
-    return torch.full((rows,), temperature, dtype=torch.float32)
+    return torch.full((len(logits),), temperature, dtype=torch.float32, device=logits.device)
 
 
 def _check_columns(op: str, kept: Kept, logits: Tensor) -> None:

@@ -17,7 +17,7 @@ from samebits.ops.logprob import finish, finish_logp, merge_states
 from samebits.ops.logprob.rows import NO_TARGET, Temperature, check_ids, check_temperature
 from samebits.ops.sample_support.rows import Kept
 
-BACKENDS = lazy("samebits.ops.sample_support", "cpu", "reference")
+BACKENDS = lazy("samebits.ops.sample_support", "cpu", "reference", "triton")
 
 
 @dataclass(frozen=True)
