@@ -41,3 +41,11 @@ def sums_of_squares(tensors: Sequence[Tensor]) -> Tensor:
             )
         first += blocks
     return out
+
+
+KERNELS = (
+    (
+        "squares", block_squares, {"x": "*fp32", "out": "*fp64", "count": "i32"},
+        {"LANES": _LANES, "STEPS": _STEPS}, {"num_warps": 8},
+    ),
+)  # fmt: skip

@@ -3,8 +3,7 @@
 `python -m samebits.testing.audit [--json FILE]` prints a table and exits with 1 when a kernel breaks a rule: matrix
 instructions other than those that the arithmetic names (or any, where no product is asked for), approximate
 functions, a fused multiply-add that nobody wrote, flushed subnormals, floating-point atomics, spilled registers, more
-shared memory than the card has. A module `samebits.ops.<op>.triton`, and that of
-the collectives, lists its kernels in KERNELS, each as
+shared memory than the card has. Each module of MODULES lists its kernels in KERNELS, each as
 (name, kernel, types of its arguments, constants, options); arguments without a type are constants, None where not
 given. Options: num_warps, num_stages, `targets` ("cuda" or "hip": only there), `divisible` (sizes that are multiples
 of 16), `spills_allowed` (targets on which it isn't hot).
@@ -29,8 +28,13 @@ from rich.table import Table
 
 from samebits.testing.generated_code import Code, violations
 
-ROOMS = ("attention", "embedding", "linear", "logprob", "rms_norm", "rotary", "sample", "swiglu")
-COLLECTIVES = "collectives"
+OPS = ("attention", "embedding", "linear", "logprob", "rms_norm", "rotary", "sample", "sample_support", "swiglu")
+# what a kernel is listed under -> the module that lists it
+MODULES = {
+    **{op: f"samebits.ops.{op}.triton" for op in OPS},
+    "collectives": "samebits.collectives.triton",
+    "gradient_norm": "samebits.into_megatron.norm_kernel",
+}
 TARGETS = {"sm_90": ("cuda", 90, 32), "gfx942": ("hip", "gfx942", 64), "gfx950": ("hip", "gfx950", 64)}
 
 
@@ -48,25 +52,20 @@ class Finding:
 
 
 def kernels() -> Iterator[tuple[str, int]]:
-    """(op, position in its KERNELS) of every kernel."""
-    for op in (*ROOMS, COLLECTIVES):
-        if importlib.util.find_spec(_path(op)) is not None:
-            listed = getattr(importlib.import_module(_path(op)), "KERNELS", None)
-            if listed is None:
-                raise ValueError(f"{_path(op)} lists no KERNELS")
-            yield from ((op, number) for number in range(len(listed)))
+    """(a name of MODULES, position in its KERNELS) of every kernel."""
+    for name, path in MODULES.items():
+        listed = getattr(importlib.import_module(path), "KERNELS", None)
+        if listed is None:
+            raise ValueError(f"{path} lists no KERNELS")
+        yield from ((name, number) for number in range(len(listed)))
 
 
-def _path(op: str) -> str:
-    return f"samebits.{op}.triton" if op == COLLECTIVES else f"samebits.ops.{op}.triton"
-
-
-def audit_one(op: str, number: int) -> list[Finding]:
+def audit_one(group: str, number: int) -> list[Finding]:
     """The findings about one kernel, one for each target that it has a launch for."""
-    name, kernel, types, constants, options = importlib.import_module(_path(op)).KERNELS[number]
+    name, kernel, types, constants, options = importlib.import_module(MODULES[group]).KERNELS[number]
     wanted = options.get("targets")
     return [
-        examine(f"{op}.{name}", kernel, types, constants, options, target)
+        examine(f"{group}.{name}", kernel, types, constants, options, target)
         for target, (vendor, *_) in TARGETS.items()
         if wanted in (None, vendor)
     ]
