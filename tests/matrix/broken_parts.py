@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from samebits.cli.wiring import build_trainer
-from samebits.collectives import process_group
+from samebits.collectives import fold
 
 
 def rounded_before_the_sum(parts: Sequence[Tensor]) -> Tensor:
@@ -18,7 +18,7 @@ def rounded_before_the_sum(parts: Sequence[Tensor]) -> Tensor:
 
 
 def build_rounding_trainer(config: Any, rank: int) -> Any:
-    process_group.fold_neighbours = rounded_before_the_sum
+    fold.fold_neighbours = rounded_before_the_sum
     return build_trainer(config, rank)
 
 
