@@ -48,6 +48,7 @@ void pause_briefly() {
 
 class Pool {
   static constexpr int kSpins = 4000;  // some microseconds
+  static constexpr int kPatience = 20 * kSpins;  // about the time slice that another process may take
 
  public:
   explicit Pool(int n) : size_(n) {
@@ -68,7 +69,7 @@ class Pool {
     part(0);
     // on a busy machine a worker may need this core to finish
     for (int i = 0; pending_.load(std::memory_order_acquire) > 0; ++i)
-      if (i < kSpins) pause_briefly(); else sched_yield();
+      if (i < kPatience) pause_briefly(); else sched_yield();
   }
 
  private:
