@@ -70,3 +70,24 @@ def test_what_was_found_is_not_looked_for_again(
 def test_nothing_found_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sabotage.main(["--folder", str(tmp_path), "--filter", "no such fault"]) == 1
     assert capsys.readouterr().out == "caught 0 of 0\n"
+
+
+def dying(folder: Path, name: str) -> str:
+    """A program that ends itself by this signal."""
+    program = folder / f"dies-of-{name}"
+    program.write_text(f"#!/bin/sh\nkill -{name} $$\n")
+    program.chmod(0o700)
+    return str(program)
+
+
+@pytest.mark.parametrize(("name", "is_finding"), [("SEGV", True), ("ABRT", True), ("KILL", False), ("TERM", False)])
+def test_only_a_crash_is_a_finding(
+    name: str, is_finding: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sabotage.sys, "executable", dying(tmp_path, name))
+    inspection = sabotage.Inspection(tmp_path)
+    if is_finding:
+        assert inspection.look(tmp_path / "any.so", "linear") == Finding([sabotage.CRASHED], 1)
+    else:
+        with pytest.raises(RuntimeError, match="failed"):
+            inspection.look(tmp_path / "any.so", "linear")

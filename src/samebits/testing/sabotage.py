@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +30,8 @@ from samebits.testing.faults import FAULTS, Fault, with_fault
 ROOT = Path(__file__).resolve().parents[3]
 NATIVE = ROOT / "src/samebits/csrc"
 CRASHED = "(the process died)"
+# What a wrong kernel does to its process. A signal from outside, as when memory runs out, is no finding.
+CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
 
 
 class Workshop:
@@ -97,7 +100,7 @@ class Inspection:
     def look(self, library: Path, op: str) -> Finding:
         command = [sys.executable, "-m", "samebits.testing.check_library", library, op, self.folder / f"{op}.json"]
         done = _finished(*command)
-        if done.returncode < 0:  # a fault may well write where it must not
+        if -done.returncode in CRASHES:  # a fault may well write where it must not
             return Finding([CRASHED], 1)
         _must_be_well(command, done)
         return Finding(**json.loads(done.stdout.splitlines()[-1]))
