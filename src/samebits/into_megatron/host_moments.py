@@ -147,8 +147,9 @@ class _Card:
             slot = number % _SLOTS
             here = self._slots[slot][:, : piece.moments.shape[1]]
             with torch.cuda.stream(self._in):
-                if self._left[slot] is not None:
-                    self._in.wait_event(self._left[slot])
+                left = self._left[slot]
+                if left is not None:
+                    self._in.wait_event(left)
                 here.copy_(piece.moments, non_blocking=True)
             work.wait_stream(self._in)
             yield here
