@@ -1,7 +1,7 @@
 """What whole runs on a GPU came to: `python benchmarks/gpu_main_job.py --commit HASH RUN_DIR...` collects sealed runs.
 
-Each is verified again from its records and added to those on record. The runs themselves are made by `samebits run --device cuda`; their settings,
-as flags that reproduce them, are in the record.
+Each is verified again from its records and added to those on record. The runs themselves are made by
+`samebits run --device cuda`; their settings, as flags that reproduce them, are in the record.
 """
 
 from __future__ import annotations
