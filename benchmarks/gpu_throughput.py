@@ -14,8 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -33,6 +33,7 @@ QWEN3_8B: dict[str, Any] = {
 }  # fmt: skip
 ARMS = ("samebits", "native", "batch-invariant")
 MAX_LEN, MAX_SEQS, STEP_TOKENS, CACHE_GIB = 4096, 64, 8192, 15
+WARMING = 16  # tokens of a response that warms up, and the fewest of any
 CAPTURED = (1, 2, 4, 8, 16, 32, 64)  # token counts of captured batches; vLLM's own list takes longer to start
 
 
@@ -56,6 +57,7 @@ WORKLOADS = (
     Workload(64, 512, 256),
     Workload(32, 3000, 16),
 )
+Times = dict[str, dict[str, list[float]]]  # seconds of every round, by workload and arm
 Generate = Callable[[list[list[int]], int], int]  # prompts and response length -> tokens that came
 
 
@@ -176,26 +178,34 @@ class Arm:
         return line
 
 
-def measure(arms: list[Arm], works: list[Workload], rounds: int, budget: float) -> dict[str, dict[str, list[float]]]:
-    """Seconds by workload and arm: arms take turns on each workload; the first round warms up. Ends within `budget`
-    seconds, with whole rounds."""
-    taken: dict[str, dict[str, list[float]]] = {w.shape: {a.name: [] for a in arms} for w in works}
-    begun, longest = time.monotonic(), 0.0
-    for turn in range(rounds + 1):
+def measure(
+    arms: list[Arm], works: list[Workload], rounds: int, end: float
+) -> Iterator[dict[str, dict[str, list[float]]]]:
+    """Seconds by workload and arm, after each round: arms take turns on each workload, in the other order each round.
+
+    A round of short responses warms up. No round but the first begins where it would not be over at `end`, in seconds
+    of the monotonic clock.
+    """
+    for work in works:
+        for arm in arms:
+            seconds = arm.run(replace(work, tokens=WARMING), seed=0)
+            print(f"warm-up {work.shape} {arm.name}: {seconds:.1f} s", flush=True)
+    taken: Times = {w.shape: {a.name: [] for a in arms} for w in works}
+    longest = 0.0
+    for turn in range(1, rounds + 1):
         start = time.monotonic()
-        if turn > 1 and start - begun + longest > budget:
+        if start + longest > end:
             break
         for work in works:
             for arm in arms if turn % 2 else reversed(arms):
                 seconds = arm.run(work, seed=turn)
                 print(f"round {turn} {work.shape} {arm.name}: {work.batch * work.tokens / seconds:.0f}/s", flush=True)
-                if turn:
-                    taken[work.shape][arm.name].append(seconds)
+                taken[work.shape][arm.name].append(seconds)
         longest = max(longest, time.monotonic() - start)
-    return taken
+        yield taken
 
 
-def records(taken: dict[str, dict[str, list[float]]], works: list[Workload]) -> list[dict[str, Any]]:
+def records(taken: Times, works: list[Workload]) -> list[dict[str, Any]]:
     """One record per workload and peer."""
     rows = []
     for work in works:
@@ -215,9 +225,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--commit")
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
-    parser.add_argument("--rounds", type=int, default=3, help="measured rounds; a round before them warms up")
+    parser.add_argument("--rounds", type=int, default=3, help="measured rounds; a short one before them warms up")
     parser.add_argument("--shrink", type=int, default=1, help="divide the length of every response by this")
-    parser.add_argument("--budget", type=float, default=3600.0, help="seconds for all rounds")
+    parser.add_argument("--budget", type=float, default=3600.0, help="seconds for all of it, starting included")
     parser.add_argument("--logs", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--serve", choices=ARMS, help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
@@ -228,7 +238,16 @@ def main() -> None:
     from gpu_timing import origin
     from results import save
 
-    works = [Workload(w.batch, w.given, max(16, w.tokens // given.shrink)) for w in WORKLOADS]
+    works = [Workload(w.batch, w.given, max(WARMING, w.tokens // given.shrink)) for w in WORKLOADS]
+    settings = {
+        "max_model_len": MAX_LEN, "max_num_seqs": MAX_SEQS, "max_num_batched_tokens": STEP_TOKENS,
+        "kv_cache_gib": CACHE_GIB, "captured": CAPTURED, "responses_divided_by": given.shrink,
+    }  # fmt: skip
+    about = {
+        "origin": origin(given.commit), "command": "benchmarks/gpu_throughput.py " + " ".join(sys.argv[1:]),
+        "settings": settings,
+    }  # fmt: skip
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as model:
         (Path(model) / "config.json").write_text(json.dumps(QWEN3_8B))
         start = time.monotonic()
@@ -237,19 +256,12 @@ def main() -> None:
             for arm in arms:
                 arm.wait()
                 print(f"{arm.name} serves after {time.monotonic() - start:.0f} s", flush=True)
-            taken = measure(arms, works, given.rounds, given.budget)
+            for taken in measure(arms, works, given.rounds, start + given.budget):
+                rows = records(taken, works)
+                save("gpu_throughput", {**about, "records": rows})
         finally:
             for arm in arms:
                 arm.close()
-    settings = {
-        "max_model_len": MAX_LEN, "max_num_seqs": MAX_SEQS, "max_num_batched_tokens": STEP_TOKENS,
-        "kv_cache_gib": CACHE_GIB, "captured": CAPTURED, "responses_divided_by": given.shrink,
-    }  # fmt: skip
-    rows = records(taken, works)
-    save("gpu_throughput", {
-        "origin": origin(given.commit), "command": "benchmarks/gpu_throughput.py " + " ".join(sys.argv[1:]),
-        "settings": settings, "records": rows,
-    })  # fmt: skip
     for row in rows:
         print(f"{row['shape']} {row['peer']}: {row['ratio']:.2f}")
 
