@@ -53,7 +53,6 @@ class RolloutEngine:
         env.export(environment(config, self._plan, cpus, threads))
         self._engine = self._start(torch_threads(config, threads))
         self._pids = dict(self._ask("samebits_process", during="start"))
-        self._ask("samebits_started", during="start")
         if config.forced:
             self._ask("samebits_force", during="start")
         self.proof()

@@ -25,7 +25,7 @@ from samebits.testing.faults import Fault, with_fault
 from samebits.testing.faults_gpu import FAULTS
 
 SOURCES = Path(__file__).resolve().parents[2]
-LONGEST = 300.0  # seconds for the cases of one op
+LONGEST = 900.0  # seconds for the cases of one op
 
 
 @dataclass(frozen=True)
