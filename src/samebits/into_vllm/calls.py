@@ -17,7 +17,7 @@ class Calls:
 
     def note(self) -> None:
         """One more call, by whatever the current stream is doing."""
-        if torch.cuda.is_current_stream_capturing():
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             self.captured += 1
         else:
             self.computed += 1

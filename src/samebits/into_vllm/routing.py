@@ -53,15 +53,16 @@ class RoutedModule:
         a compiled part ran as often as that part did, if nodes of the compiled graph are its own."""
         if self.nodes == {}:
             return 0
-        return self.seen[0] if self._counts is None else self._counts.computed
+        return self.seen[0] if self.counts is None else self.counts.computed
 
     @property
     def captured(self) -> int:
         """How often a graph captured a call of it, on the samebits route."""
-        return 0 if self._counts is None else self._counts.captured
+        return 0 if self.counts is None else self.counts.captured
 
     @property
-    def _counts(self) -> Calls | None:
+    def counts(self) -> Calls | None:
+        """The calls of a module on the samebits route."""
         return self.module.calls if isinstance(self.module, Routed | RoutedAttentionLayer) else None
 
     @property

@@ -53,7 +53,7 @@ class StraightDecoder:
         self.attention = [layer.self_attn.attn for layer in inner.layers]
         self.layers = [_layer(layer) for layer in inner.layers]
         self.final_norm = inner.norm.scale.data_ptr()
-        self._calls: list[Calls] = [m.module.calls for m in modules if m.name.startswith("model.")]
+        self._calls: list[Calls] = [m.counts for m in modules if m.counts and m.name.startswith("model.")]
         self._rotary_calls = first.self_attn.rotary_emb.calls
         self._eps = first.input_layernorm.eps
         self._rotary = first.self_attn.rotary_emb
