@@ -11,6 +11,7 @@ from torch import Tensor
 
 from samebits.arithmetic.triton import count_launch, fold_halves_of, round_bf16_of
 from samebits.backends.device_counters import slot
+from samebits.ops.later import when_due
 from samebits.ops.rms_norm import gluon_chain, gluon_rows, launch
 from samebits.ops.rms_norm.contract import LANES
 from samebits.ops.rms_norm.launch import Launch
@@ -169,7 +170,7 @@ def backward(
             0 if dsum is None else dsum.stride(0),
             W=width, ADD=dsum is not None, ROWS=how.rows, num_warps=how.warps, enable_fp_fusion=False,
         )  # fmt: skip
-        _weight_gradient(dy, x, scale, dw)
+        when_due(dw, lambda: _weight_gradient(dy, x, scale, dw))
     return dx
 
 
