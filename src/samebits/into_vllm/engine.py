@@ -379,7 +379,15 @@ def _environment(config: EngineConfig, plan: RoutePlan, cpus: Sequence[int], thr
         "VLLM_LOGGING_LEVEL": "WARNING",
         "HF_HUB_OFFLINE": "1",
         **(_cpu_environment(config, cpus, threads) if config.device == "cpu" else {}),
+        **({"CUDA_VISIBLE_DEVICES": visible(config.cards)} if config.cards else {}),
     }
+
+
+def visible(cards: Sequence[int]) -> str:
+    """Cards, numbered as this process sees them, in the words of the variable that shows them to a process."""
+    seen = str(env.read("CUDA_VISIBLE_DEVICES"))
+    names = seen.split(",") if seen else [str(card) for card in range(max(cards) + 1)]
+    return ",".join(names[card] for card in cards)
 
 
 def _cpu_environment(config: EngineConfig, cpus: Sequence[int], threads: int) -> dict[str, str]:
