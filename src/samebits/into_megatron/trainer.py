@@ -32,7 +32,7 @@ from samebits.into_megatron.sampling import check_sampling
 from samebits.into_megatron.schedule import run_schedule
 from samebits.into_megatron.token_rows import placements
 from samebits.into_megatron.tracing import RankTrace
-from samebits.into_megatron.weights import from_megatron, save_tensors
+from samebits.into_megatron.weights import save_tensors
 from samebits.timeline.types import Part, SampleKey, StepResult, TrainSample
 from samebits.trace import Entry, Point
 
@@ -288,10 +288,12 @@ class TrainerRank:
         empty dict.
         """
         self._lent.clear()
-        shards = gather_parameters([chunk.module for chunk in self.policy], self.shape)
+        whole: dict[str, Tensor] = {}
+        for parameter, shards in gather_parameters([chunk.module for chunk in self.policy], self.shape):
+            if self.rank == 0:
+                whole |= parameter.whole(shards)
         if self.rank != 0:
             return {}
-        whole = from_megatron(shards, self.shape)
         if self.config.weight_transfer == "cuda_ipc":
             self._lent = whole
             lend(whole, Path(path))
