@@ -180,7 +180,7 @@ def _check_names(tensors: HFTensors, mapped: Sequence[Mapped], shape: ModelShape
 
 def from_megatron(shards: Sequence[HFTensors], shape: ModelShape) -> dict[str, Tensor]:
     """The complete Hugging Face tensors, contiguous, from the parameters of all tensor-parallel ranks in rank order."""
-    whole = {}
+    whole: dict[str, Tensor] = {}
     for entry in parameter_map(shape):
         whole |= entry.whole([shard[entry.name] for shard in shards])
     return whole

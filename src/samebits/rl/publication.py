@@ -44,14 +44,13 @@ def check_publication(
     trainer took; `lent_digests` asks it for those of parts. Raises RunFailed that names the parameter and the side on a
     difference, a gap or a stranger.
     """
-    shapes = lent_shapes(path)
-    weights = read_weights(path) if shapes is None else None
-    if shapes is None:
-        shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    lent = lent_shapes(path)
+    weights = read_weights(path) if lent is None else {}
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()} if lent is None else lent
     if set(shapes) != set(exported):
         strangers = sorted(set(shapes) ^ set(exported))
         raise RunFailed(f"published weights and the trainer's digests name different parameters: {strangers[:4]}")
-    for name, found in digests(weights or {}).items():
+    for name, found in digests(weights).items():
         if found != exported[name]:
             raise RunFailed(f"parameter {name!r}: the exported file does not hold the trainer's bits")
     for number, shards in enumerate(engines):
@@ -60,8 +59,8 @@ def check_publication(
     wanted = {part: exported[part.name] for part in parts if _is_whole(part, shapes)}
     rest = [part for part in parts if part not in wanted]
     if rest:
-        found = lent_digests(rest) if weights is None else part_digests(weights, rest)
-        wanted |= zip(rest, found, strict=True)
+        answers = part_digests(weights, rest) if lent is None else lent_digests(rest)
+        wanted |= zip(rest, answers, strict=True)
     for number, shards in enumerate(engines):
         _check_engine(f"rollout engine {number}", shapes, shards, wanted)
 
