@@ -73,13 +73,18 @@ def run_reference(steps: int, folder: Path) -> None:
 
 def tables() -> dict[str, str]:
     """The generated parts of the page, by name, from the committed records."""
-    found = {}
-    for name, file in (("matrix", "topology.json"), ("cards", "topology_gpu.json")):
-        if (RESULTS / file).exists():
-            found[name] = _matrix(json.loads((RESULTS / file).read_text()))
-    if (RESULTS / "topology_reference.json").exists():
-        found["reference"] = _reference(json.loads((RESULTS / "topology_reference.json").read_text()))
-    return found
+    makers = {
+        "matrix": ("topology", _matrix),
+        "cards": ("topology_gpu", _matrix),
+        "reference": ("topology_reference", _reference),
+        "collectives": ("layouts", _collectives),
+        "steps": ("layouts", _steps),
+    }
+    return {
+        name: made(json.loads((RESULTS / f"{record}.json").read_text()))
+        for name, (record, made) in makers.items()
+        if (RESULTS / f"{record}.json").exists()
+    }
 
 
 def _matrix(record: dict[str, Any]) -> str:
@@ -96,6 +101,34 @@ def _reference(record: dict[str, Any]) -> str:
         f"`{record['command']}`: **{record['verdict']}**, {record['mismatch_count']:,} of "
         f"{record['compared_tokens']:,} log-probabilities differ over {record['steps']} steps, "
         f"{len(record['processes'])} processes with a route record each.\n"
+    )
+
+
+def _collectives(record: dict[str, Any]) -> str:
+    native, *strict = record["arms"]
+    lines = [
+        f"| call | ranks | KiB per rank | {native}, us | {' | '.join(f'{arm}, us' for arm in strict)} |",
+        "| --- | --- | --- | --- |" + " --- |" * len(strict),
+    ]
+    for row in sorted(record["collectives"], key=lambda row: (row["operation"], row["ranks"], row["kib"])):
+        cells = [f"{row[arm]:,.0f} ({row[native] / row[arm]:.2f})" for arm in strict]
+        head = f"{row['operation']} | {row['ranks']} | {row['kib']} | {row[native]:,.0f}"
+        lines.append(f"| {head} | {' | '.join(cells)} |")
+    return _measured(record) + "\n".join(lines) + "\n"
+
+
+def _steps(record: dict[str, Any]) -> str:
+    lines = ["| layout | flags | seconds a step |", "| --- | --- | --- |"]
+    for row in record["steps"]:
+        lines.append(f"| {row['layout']} | `{' '.join(row['settings'])}` | {row['seconds_per_step']:.2f} |")
+    return "\n".join(lines).replace("``", "") + "\n"
+
+
+def _measured(record: dict[str, Any]) -> str:
+    machine = record["machine"]
+    return (
+        f"`{record['command']}` on {machine['cores']} cores ({machine['processor']}, {machine['instruction_set']}), "
+        f"torch {record['versions']['torch']}, commit `{record['commit'][:12]}`:\n\n"
     )
 
 

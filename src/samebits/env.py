@@ -45,6 +45,12 @@ VARIABLES: dict[str, Variable] = {
             changes_bits=True,
         ),
         Variable(
+            name="CUDA_VISIBLE_DEVICES",
+            parse=str,
+            default="",
+            meaning="cards that a process sees; the rollout engine puts its own first for the processes it starts",
+        ),
+        Variable(
             name="CUBLAS_WORKSPACE_CONFIG",
             parse=str,
             default="",

@@ -24,6 +24,7 @@ from samebits.rl.protocols import RunFailed
 from samebits.timeline.events import Evaluated, Sampled
 from samebits.timeline.types import (
     GenerateRequest,
+    Part,
     Prompt,
     Rollout,
     SampleKey,
@@ -73,6 +74,9 @@ class FakeTrainer:
         tensors = {"w": torch.tensor([[self.weight, 2.0], [3.0, 4.0]]), "b": torch.tensor([1.0])}
         save_file(tensors, Path(path) / "model.safetensors")
         return self.exported({name: digest(tensor) for name, tensor in tensors.items()})
+
+    def lent_digests(self, parts: Sequence[Part]) -> list[str]:
+        raise AssertionError("these weights are files")
 
     def proof(self) -> list[dict[str, Any]]:
         return [route_record("trainer", self.route, self.contract.as_data() if self.route == "R" else NONE)]

@@ -48,12 +48,23 @@ def request(prompt: int, sample: int) -> GenerateRequest:
     return GenerateRequest(SampleKey(1, prompt, sample), (1,), 0, 4, 1.0, ())
 
 
-def test_a_prompt_stays_on_one_engine_and_answers_keep_the_order_of_the_requests() -> None:
+@pytest.mark.parametrize(
+    ("prompts", "samples", "engines"),
+    [
+        ((9, 4), 3, [0, 0, 0, 1, 1, 1]),  # a prompt's responses stay on one engine
+        ((9, 4, 7), 2, [0, 0, 0, 1, 1, 1]),
+        ((9,), 5, [0, 0, 0, 1, 1]),
+        ((9,), 1, [0]),
+    ],
+)
+def test_engines_share_the_requests_evenly_and_answers_keep_their_order(
+    prompts: tuple[int, ...], samples: int, engines: list[int]
+) -> None:
     group = FakeGroup([FakeHost(0), FakeHost(1)])
-    requests = [request(prompt, sample) for prompt in (9, 4, 7) for sample in range(2)]
+    requests = [request(prompt, sample) for prompt in prompts for sample in range(samples)]
     found = RolloutGroup(group, 1.0).generate(requests)  # type: ignore[arg-type]
     assert [answer.key for answer in found] == [r.key for r in requests]
-    assert [answer.engine for answer in found] == [0, 0, 1, 1, 0, 0]
+    assert [answer.engine for answer in found] == engines
 
 
 def test_a_sample_that_comes_twice_is_an_error() -> None:

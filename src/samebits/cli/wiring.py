@@ -86,6 +86,7 @@ def engine_arguments(config: RunConfig, inputs: Inputs, contract: RunContract, i
             max_tp=config.segments,
             contract=contract.as_data() if "R" in routes.values() else {},
             engine=index,
+            cards=engine_cards(config, index),
             compiled=config.native_compile,
             forced=config.replay_tokens is not None,
             seed=config.rollout_seed % (1 << 31),
@@ -93,6 +94,24 @@ def engine_arguments(config: RunConfig, inputs: Inputs, contract: RunContract, i
             threads=config.threads or _share(config.rollout_engines * config.rollout_tp),
         ),
     )
+
+
+def engine_cards(config: RunConfig, index: int) -> tuple[int, ...]:
+    """Every card of the host, those of this engine's workers first: engines take them in turn, as trainer ranks do.
+
+    Empty on the CPU and where there is one card. ValueError where workers outnumber the cards.
+    """
+    if config.device == "cpu":
+        return ()
+    import torch
+
+    count, workers = torch.cuda.device_count(), config.rollout_tp
+    if workers > count:
+        raise ValueError(f"rollout_tp {workers}: each worker of vLLM needs a card of its own, and there are {count}")
+    if count == 1:
+        return ()
+    own = [(index * workers + rank) % count for rank in range(workers)]
+    return (*own, *(card for card in range(count) if card not in own))
 
 
 def trainer_arguments(

@@ -1,7 +1,7 @@
 """Tensors on a GPU that other processes of the host read where they lie, by CUDA (or HIP) IPC.
 
 The owner writes a list of handles into a folder; it is plain JSON. The tensors must live, unchanged, until every
-borrower is done.
+borrower is done. A borrower may compute on another card, if it sees the owner's.
 """
 
 from __future__ import annotations
@@ -36,17 +36,22 @@ def lent_shapes(folder: Path) -> dict[str, tuple[int, ...]] | None:
     return {name: tuple(about["shape"]) for name, about in listed.items()}
 
 
-def borrow(folder: Path, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor of everything lent in `folder`, by name. They must not be written to, nor kept.
+def borrow(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Name and tensor of everything lent in `folder`, by name, on the owner's card. They must not be written to, nor
+    kept.
 
-    ValueError where they lie on another card than `device`.
+    ValueError where this process does not see that card.
     """
     listed = json.loads((folder / HANDLES).read_text(encoding="utf-8"))
+    seen = {_card(device): device for device in map(_device, range(torch.cuda.device_count()))}
     for name in sorted(listed):
         about = listed[name]
-        where = torch.device(device)
-        if about["card"] != _card(where):
-            raise ValueError(f"{name} is lent on card {about['card']}, this process computes on {_card(where)}")
+        where = seen.get(about["card"])
+        if where is None:
+            raise ValueError(
+                f"{name} is lent on card {about['card']}, this process sees {', '.join(seen)}; let it see all cards of "
+                "the host, or publish weights as files"
+            )
         share = (where.index, *(_opened(part) for part in about["storage"]))
         storage: Any = torch.UntypedStorage._new_shared_cuda(*share)
         flat = torch.empty(0, dtype=_DTYPES[about["dtype"]], device=where).set_(storage)
@@ -71,6 +76,10 @@ def _described(name: str, tensor: Tensor) -> dict[str, Any]:
 
 def _opened(part: Any) -> Any:
     return bytes.fromhex(part["hex"]) if isinstance(part, dict) else part
+
+
+def _device(index: int) -> torch.device:
+    return torch.device("cuda", index)
 
 
 def _card(device: torch.device) -> str:

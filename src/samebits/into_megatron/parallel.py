@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 import torch
@@ -14,7 +14,7 @@ from samebits.collectives import attach, detach, gather_states
 from samebits.into_megatron.config import TrainerConfig
 from samebits.into_megatron.gpt import ScoringModel
 from samebits.into_megatron.model import ModelShape
-from samebits.into_megatron.weights import parameter_map
+from samebits.into_megatron.weights import Mapped, parameter_map
 
 
 def _backend(config: TrainerConfig) -> str:
@@ -69,10 +69,11 @@ def _groups() -> list[dist.ProcessGroup]:
     return list(dict.fromkeys(found))
 
 
-def gather_parameters(chunks: Sequence[ScoringModel], shape: ModelShape) -> list[dict[str, Tensor]]:
-    """Every tensor-parallel rank's parameters, under their names in the whole model, from all pipeline ranks.
+def gather_parameters(chunks: Sequence[ScoringModel], shape: ModelShape) -> Iterator[tuple[Mapped, list[Tensor]]]:
+    """Each parameter of the model, from all pipeline ranks: its shards of all tensor-parallel ranks.
 
-    All ranks must call it; all get copies. A tied table comes from the stage of the embedding.
+    All ranks must take them all; all get copies, one parameter at a time. A tied table comes from the stage of the
+    embedding.
     """
     tensor, stages = (
         parallel_state.get_tensor_model_parallel_group(),
@@ -80,16 +81,12 @@ def gather_parameters(chunks: Sequence[ScoringModel], shape: ModelShape) -> list
     )
     own = {chunk.whole_name(name): p.detach() for chunk in chunks for name, p in chunk.named_parameters()}
     device = next(iter(own.values())).device
-    names = [entry.name for entry in parameter_map(shape)]
-    shards: list[dict[str, Tensor]] = [{} for _ in range(tensor.size())]
+    mapped = parameter_map(shape)
     # Who has what, in one exchange; then each parameter from its first owner, so that no shape is guessed.
-    have = gather_states(torch.tensor([name in own for name in names], dtype=torch.uint8), stages)
-    for name, owner in zip(names, have.argmax(0).tolist(), strict=True):
-        parameter = own[name] if stages.rank() == owner else None
-        everyones = gather_states(_from_stage(parameter, owner, stages, device), tensor)
-        for shard, part in zip(shards, everyones, strict=True):
-            shard[name] = part
-    return shards
+    have = gather_states(torch.tensor([entry.name in own for entry in mapped], dtype=torch.uint8), stages)
+    for entry, owner in zip(mapped, have.argmax(0).tolist(), strict=True):
+        parameter = own[entry.name] if stages.rank() == owner else None
+        yield entry, list(gather_states(_from_stage(parameter, owner, stages, device), tensor))
 
 
 def _from_stage(own: Tensor | None, owner: int, stages: dist.ProcessGroup, device: torch.device) -> Tensor:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from samebits.bits import digests
+from samebits.bits import digests, part_digests
 from samebits.collectives import shared_fate
 from samebits.collectives.lending import lend
 from samebits.into_megatron import cpu_stand_ins, layout
@@ -32,8 +32,8 @@ from samebits.into_megatron.sampling import check_sampling
 from samebits.into_megatron.schedule import run_schedule
 from samebits.into_megatron.token_rows import placements
 from samebits.into_megatron.tracing import RankTrace
-from samebits.into_megatron.weights import from_megatron, save_tensors
-from samebits.timeline.types import SampleKey, StepResult, TrainSample
+from samebits.into_megatron.weights import save_tensors
+from samebits.timeline.types import Part, SampleKey, StepResult, TrainSample
 from samebits.trace import Entry, Point
 
 # What a step reports about each active token, in this order.
@@ -288,10 +288,12 @@ class TrainerRank:
         empty dict.
         """
         self._lent.clear()
-        shards = gather_parameters([chunk.module for chunk in self.policy], self.shape)
+        whole: dict[str, Tensor] = {}
+        for parameter, shards in gather_parameters([chunk.module for chunk in self.policy], self.shape):
+            if self.rank == 0:
+                whole |= parameter.whole(shards)
         if self.rank != 0:
             return {}
-        whole = from_megatron(shards, self.shape)
         if self.config.weight_transfer == "cuda_ipc":
             self._lent = whole
             lend(whole, Path(path))
@@ -299,6 +301,10 @@ class TrainerRank:
             whole = {name: tensor.cpu() for name, tensor in whole.items()}
             save_tensors(whole, Path(path))
         return digests(whole)
+
+    def lent_digests(self, parts: Sequence[Part]) -> list[str]:
+        """The digests of parts of what the last export lent; rank 0 is asked."""
+        return part_digests(self._lent, parts)
 
     def proof(self) -> dict[str, Any]:
         """What this process computed with: routes and calls per boundary, kernel counters, patches in place."""

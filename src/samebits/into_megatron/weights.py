@@ -36,6 +36,10 @@ class Mapped:
     pack: Callable[[Sequence[Tensor], int, int], Tensor]
     unpack: Callable[[Sequence[Tensor]], list[Tensor]]
 
+    def whole(self, shards: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The Hugging Face tensors, contiguous, from the shards of all tensor-parallel ranks in rank order."""
+        return dict(zip(self.sources, (part.contiguous() for part in self.unpack(shards)), strict=True))
+
 
 def parameter_map(shape: ModelShape) -> list[Mapped]:
     """Every parameter of the model, in Megatron's order."""
@@ -176,11 +180,9 @@ def _check_names(tensors: HFTensors, mapped: Sequence[Mapped], shape: ModelShape
 
 def from_megatron(shards: Sequence[HFTensors], shape: ModelShape) -> dict[str, Tensor]:
     """The complete Hugging Face tensors, contiguous, from the parameters of all tensor-parallel ranks in rank order."""
-    whole = {}
+    whole: dict[str, Tensor] = {}
     for entry in parameter_map(shape):
-        parts = entry.unpack([shard[entry.name] for shard in shards])
-        for name, part in zip(entry.sources, parts, strict=True):
-            whole[name] = part.contiguous()
+        whole |= entry.whole([shard[entry.name] for shard in shards])
     return whole
 
 

@@ -23,7 +23,9 @@ class EngineConfig:
     faster per token, but tens of seconds slower to start. `forced` engines produce the tokens that a request names
     instead of drawing (requests that name none are drawn as ever). `proof_dir`, when given, receives one route record
     per worker. On `device` cuda, `graphs` captures batches, whole or in pieces between attention calls, of the token
-    counts in `capture_sizes` (vLLM's own choice where it is empty), and `threads` means nothing. With `random_weights`
+    counts in `capture_sizes` (vLLM's own choice where it is empty), and `threads` means nothing; `cards` are those that
+    this engine sees, in its order, the ones that its workers compute on first (all as they come where it is empty): it
+    must see a card whose weights it reads. With `random_weights`
     nothing is read from `model` but its configuration, and no digests are taken: for measurements of speed.
     """
 
@@ -44,6 +46,7 @@ class EngineConfig:
     compiled: bool = False
     forced: bool = False
     device: Device = "cpu"
+    cards: tuple[int, ...] = ()
     graphs: bool = True
     capture_sizes: tuple[int, ...] = ()
     random_weights: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from samebits import env
 from samebits.into_vllm import pieces
 from samebits.into_vllm.config import EngineConfig
 from samebits.into_vllm.plan import PLAN_VARIABLE, RoutePlan
@@ -90,7 +91,15 @@ def environment(config: EngineConfig, plan: RoutePlan, cpus: Sequence[int], thre
         "VLLM_LOGGING_LEVEL": "WARNING",
         "HF_HUB_OFFLINE": "1",
         **(_cpu_environment(config, cpus, threads) if config.device == "cpu" else {}),
+        **({"CUDA_VISIBLE_DEVICES": visible(config.cards)} if config.cards else {}),
     }
+
+
+def visible(cards: Sequence[int]) -> str:
+    """Cards, numbered as this process sees them, in the words of the variable that shows them to a process."""
+    seen = str(env.read("CUDA_VISIBLE_DEVICES"))
+    names = seen.split(",") if seen else [str(card) for card in range(max(cards) + 1)]
+    return ",".join(names[card] for card in cards)
 
 
 def _cpu_environment(config: EngineConfig, cpus: Sequence[int], threads: int) -> dict[str, str]:

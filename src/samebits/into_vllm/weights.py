@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
-from samebits.bits import digest, raw
+from samebits.bits import digests, raw
 from samebits.collectives.lending import borrow, lent_shapes
 from samebits.into_vllm.layers import Routed
 from samebits.into_vllm.routing import RoutedModule
-from samebits.timeline.types import ShardDigest, WeightVersion
+from samebits.timeline.types import Part, ShardDigest, WeightVersion
 
 
 class WorkerWeights:
@@ -39,13 +39,13 @@ class WorkerWeights:
     def loaded(self, version: WeightVersion) -> None:
         """Call after plain weights are in place and before vLLM packs them: digests, then the version."""
         self._plain = [dict(layer.named_parameters(recurse=False)) for layer in self._packed]
-        self.shards = list(shard_digests(self._model, self._dtype))
+        self.shards = shard_digests(self._model, self._dtype)
         self.version = version
 
     def live(self) -> list[ShardDigest]:
         """The digests of what is held now. Of packed native layers only the plain weights they were packed from."""
         with self._unpacked():
-            return list(shard_digests(self._model, self._dtype))
+            return shard_digests(self._model, self._dtype)
 
     def slices(self, name: str) -> list[tuple[int, int, Any]]:
         """(dim, first row, bits) of each slice of one Hugging Face parameter that is held here."""
@@ -113,10 +113,10 @@ def _packed_tensor(linear: Any) -> Tensor | None:
 
 
 def _published(path: str) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor that a trainer published in `path`: as files, or lent on this process's card."""
+    """Every tensor that a trainer published in `path`: as files, or lent on a card of this host."""
     if lent_shapes(Path(path)) is None:
         return read_safetensors(path)
-    return borrow(Path(path), torch.device("cuda", torch.cuda.current_device()))
+    return borrow(Path(path))
 
 
 def read_safetensors(path: str) -> Iterator[tuple[str, Tensor]]:
@@ -130,10 +130,12 @@ def read_safetensors(path: str) -> Iterator[tuple[str, Tensor]]:
                 yield name, tensors.get_tensor(name)
 
 
-def shard_digests(model: nn.Module, dtype: torch.dtype) -> Iterator[ShardDigest]:
+def shard_digests(model: nn.Module, dtype: torch.dtype) -> list[ShardDigest]:
     """The digest of every slice of a Hugging Face parameter that this worker holds, as `dtype`."""
-    for name, dim, start, part in held_slices(model):
-        yield ShardDigest(name, dim, start, start + part.shape[dim], digest(part.to(dtype)))
+    held = {
+        Part(name, dim, start, start + part.shape[dim]): part.to(dtype) for name, dim, start, part in held_slices(model)
+    }
+    return [ShardDigest(*part, found) for part, found in digests(held).items()]
 
 
 def held_slices(model: nn.Module) -> Iterator[tuple[str, int, int, Tensor]]:

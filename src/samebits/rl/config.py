@@ -26,7 +26,7 @@ class RunConfig(BaseModel):
     ffn_case: Case | None = Field(None, description="case of the feed-forward module alone")
     logp_case: Case | None = Field(None, description="case of the final norm, LM head and log-probability")
 
-    device: Literal["cpu", "cuda"] = Field("cpu", description="what both sides compute on; trainer ranks share cards")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="what both sides compute on; both share the cards")
 
     run_dir: str | None = Field(None, description="where the records go; if unset, the next runs/NNNN")
     model: str = Field("preset:arithmetic", description="a Hugging Face directory, or preset:NAME")
@@ -94,7 +94,7 @@ class RunConfig(BaseModel):
         description="what carries the collectives of trainer ranks: the network, memory of one host, or of its GPUs",
     )
     weight_transfer: Literal["files", "cuda_ipc"] = Field(
-        "files", description="how new weights reach the engines: as files, or read on the card that both sides share"
+        "files", description="how new weights reach the engines: as files, or read where they lie on a card of the host"
     )
     rollout_engines: int = Field(1, ge=1, description="vLLM engines")
     rollout_tp: int = Field(1, ge=1, description="tensor-parallel workers of each engine")
@@ -128,17 +128,14 @@ class RunConfig(BaseModel):
         self._check_tree()
         if self.native_compile and set(self.routes("rollout").values()) != {"P"}:
             raise ValueError("native_compile is for a native rollout side: set case to P/P (or R/P), or leave it out")
-        if self.weight_transfer == "cuda_ipc" and (self.device != "cuda" or self.rollout_tp > 1):
-            raise ValueError(
-                "weight_transfer cuda_ipc needs both sides on one card: set device to cuda and rollout_tp to 1, or use "
-                "files"
-            )
+        if self.weight_transfer == "cuda_ipc" and self.device != "cuda":
+            raise ValueError("weight_transfer cuda_ipc needs both sides on GPUs: set device to cuda, or use files")
         if self.train_optimizer_offload and self.device != "cuda":
             raise ValueError("train_optimizer_offload takes moments off a card: set device to cuda, or leave it out")
-        if self.rollout_engines > self.prompts_per_step:
+        if self.rollout_engines > self.global_batch_size:
             raise ValueError(
-                f"rollout_engines {self.rollout_engines} exceeds the {self.prompts_per_step} prompts per step; "
-                f"use at most {self.prompts_per_step}, or raise global_batch_size"
+                f"rollout_engines {self.rollout_engines} exceeds the {self.global_batch_size} samples per step; "
+                f"use at most {self.global_batch_size}, or raise global_batch_size"
             )
         return self
 

@@ -230,7 +230,7 @@ def publish(job: Job, record: Recorder, counter: int) -> WeightVersion:
     digests = job.trainer.export(str(path))
     version = version_of(counter, digests)
     held = job.rollout.publish(str(path), version)
-    check_publication(path, digests, held)
+    check_publication(path, digests, held, job.trainer.lent_digests)
     shutil.rmtree(path)
     record.published(version, job.contract.digest(), len(digests), len(held), time.monotonic() - began)
     return version

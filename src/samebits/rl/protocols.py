@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from samebits.timeline.types import (
     GenerateRequest,
+    Part,
     Rollout,
     ShardDigest,
     StepResult,
@@ -49,6 +50,9 @@ class TrainerSide(Protocol):
 
     def export(self, path: str) -> Mapping[str, str]:
         """Writes the weights under Hugging Face names into `path`; the digest of each parameter."""
+
+    def lent_digests(self, parts: Sequence[Part]) -> list[str]:
+        """The digests of parts of the exported parameters, where those were lent instead of written."""
 
     def watch(self, traced: Mapping[int, int]) -> None:
         """Record points of the next training step: number of a sample -> its last index of interest."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from samebits.rl.processes import Group
 from samebits.rl.protocols import RunFailed
 from samebits.timeline.types import (
     GenerateRequest,
+    Part,
     Rollout,
     SampleKey,
     ShardDigest,
@@ -23,7 +26,10 @@ if TYPE_CHECKING:
 
 
 class RolloutGroup:
-    """Rollout engines that share the requests: a prompt's responses stay on one engine."""
+    """Rollout engines that share the requests: each gets one run of them, and the runs are equally long.
+
+    Where prompts divide over engines, a prompt's responses stay on one.
+    """
 
     def __init__(self, group: Group, timeout: float) -> None:
         self.group = group
@@ -31,10 +37,8 @@ class RolloutGroup:
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Rollout]:
         engines = len(self.group.hosts)
-        prompts = {key: index for index, key in enumerate(dict.fromkeys(r.key.prompt for r in requests))}
-        shares: list[list[GenerateRequest]] = [[] for _ in range(engines)]
-        for request in requests:
-            shares[prompts[request.key.prompt] % engines].append(request)
+        bounds = [math.ceil(number * len(requests) / engines) for number in range(engines + 1)]
+        shares = [list(requests[start:stop]) for start, stop in pairwise(bounds)]
         pending = [host.call("generate", share) for host, share in zip(self.group.hosts, shares, strict=True)]
         answers = self.group.gather("generate", pending, self.timeout)
         found: dict[SampleKey, Rollout] = {}
@@ -87,6 +91,11 @@ class TrainerGroup:
         if not digests or any(found != digests[0] for found in digests):
             raise RunFailed("the trainer ranks disagree about the digests of the exported weights")
         return digests[0]
+
+    def lent_digests(self, parts: Sequence[Part]) -> list[str]:
+        pending = [self.group.hosts[0].call("lent_digests", list(parts))]
+        (found,) = self.group.gather("lent_digests", pending, self.timeout)
+        return list(found)
 
     def watch(self, traced: Mapping[int, int]) -> None:
         self.group.everyone("watch", dict(traced), timeout=self.timeout)

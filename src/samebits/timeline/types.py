@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, order=True)
@@ -164,6 +165,15 @@ class TrainSample:
         return len(self.token_ids) - self.prompt_length
 
 
+class Part(NamedTuple):
+    """Rows [start, stop) along `dim` of one parameter, under its Hugging Face name."""
+
+    name: str
+    dim: int
+    start: int
+    stop: int
+
+
 @dataclass(frozen=True)
 class ShardDigest:
     """The digest of rows [start, stop) along `dim` of one parameter, under its Hugging Face name."""
@@ -173,6 +183,10 @@ class ShardDigest:
     start: int
     stop: int
     digest: str
+
+    @property
+    def part(self) -> Part:
+        return Part(self.name, self.dim, self.start, self.stop)
 
 
 @dataclass(frozen=True)
