@@ -38,6 +38,8 @@ ROWS = [
     launch.Rows(128, 4, 2, copies=True),
     launch.Rows(128, 4, 3, copies=True, pairs=True),
     launch.Rows(128, 4, 2, copies=True, pairs=True),
+    launch.Rows(128, 4, 3, copies=True, pairs=True, turns=True),
+    launch.Rows(128, 4, 4, copies=True, pairs=True),
     launch.Rows(128, 8, 2),
     launch.Rows(128, 8, 3),
     launch.Rows(64, 4, 3),

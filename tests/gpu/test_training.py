@@ -66,6 +66,8 @@ def one(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Res
         "default": {"config": on_gpu(qwen3), "steps": 2, "alone": True},
         "again": {"config": on_gpu(qwen3), "steps": 2},
         "strict": {"config": on_gpu(qwen3, strict_gradients=True), "steps": 2},
+        "at once": {"config": on_gpu(qwen3), "steps": 1, "fault": "at once"},
+        "lost work": {"config": on_gpu(qwen3), "steps": 1, "fault": "lost work"},
         "offload": {"config": on_gpu(qwen3, optimizer_offload=1.0), "steps": 2},
         "recompute": {"config": on_gpu(qwen3, recompute=True), "steps": 1},
         **{name: {"config": on_gpu(models[name]), "steps": 1} for name in ("tied", "biased")},
@@ -119,6 +121,16 @@ def test_the_same_run_twice_gives_the_same_weights(one: Results) -> None:
     for name, weight in one.weights("default").items():
         assert_same(one.weights("again")[name], weight, name)
     assert first_difference(one("default", "logp1"), one("default", "logp0")) is not None
+
+
+def test_gradients_that_wait_for_others_are_those_computed_at_once(one: Results) -> None:
+    found = one.gradients("default", 1)[0]
+    for name, gradient in one.gradients("at once", 1)[0].items():
+        assert_same(found[name], gradient, f"gradient of {name}")
+    lost = one.gradients("lost work", 1)[0]
+    assert {name for name in found if first_difference(found[name], lost[name]) is not None} == {
+        name for name in found if name.endswith("layernorm.weight")
+    }
 
 
 def test_moments_in_host_memory_change_no_bit(one: Results) -> None:

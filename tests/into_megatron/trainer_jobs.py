@@ -116,11 +116,29 @@ def lost_batch(trainer: Any) -> Iterator[None]:
     yield
 
 
+@contextlib.contextmanager
+def at_once(trainer: Any) -> Iterator[None]:
+    """No fault: no weight gradient waits for others."""
+    for _, parameter in trainer.named_parameters():
+        parameter.main_grad.__dict__.pop("later", None)
+    yield
+
+
+@contextlib.contextmanager
+def lost_work(trainer: Any) -> Iterator[None]:
+    """Weight gradients that wait are forgotten."""
+    for chunk in trainer.policy:
+        chunk._later.run = chunk._later.drop
+    yield
+
+
 FAULTS: dict[str, Callable[[Any], contextlib.AbstractContextManager[None]]] = {
     "none": contextlib.nullcontext,
     "epsilon": wrong_epsilon,
     "tree": wrong_tree,
     "lost": lost_batch,
+    "at once": at_once,
+    "lost work": lost_work,
 }
 
 

@@ -13,20 +13,22 @@ from samebits.collectives import fold_neighbours, gather_states
 from samebits.into_megatron.gpt import ScoringModel
 from samebits.into_megatron.layout import MicroBatch
 from samebits.into_megatron.segments import SegmentSums
+from samebits.ops.later import Later
 
 _PIECE = 1 << 22  # elements that ranks exchange at a time
+_FEW = 512  # columns of a norm whose weight's gradient waits: sums over its rows fill a small part of a card
 
 
 class _Enter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, output: Tensor, sums: SegmentSums, segment: int) -> Tensor:
-        ctx.sums, ctx.segment = sums, segment
+    def forward(ctx: Any, output: Tensor, wrapper: OrderedDataParallel, segment: int) -> Tensor:
+        ctx.wrapper, ctx.segment = wrapper, segment
         return output.view_as(output)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         # The first that a chunk's backward pass of a micro-batch does.
-        ctx.sums.enter(ctx.segment)
+        ctx.wrapper.enter(ctx.segment)
         return grads[0], None, None
 
 
@@ -47,21 +49,33 @@ class OrderedDataParallel(DistributedDataParallel):
         self._segments, self._table = segments, table
         self._gradients = [buffer.grad_data for buffer in self.buffers] + ([] if table is None else [table])
         self._sums = SegmentSums(self._gradients)
+        self._later = Later(self._gradients[0].device)
+        if self._gradients[0].is_cuda:
+            for parameter in chunk.parameters():
+                if parameter.dim() == 1 and parameter.numel() <= _FEW:
+                    self._later.serve(parameter.main_grad)
 
     def zero_grad_buffer(self) -> None:
         super().zero_grad_buffer()
+        self._later.drop()
         if self._table is not None:
             self._table.zero_()
         self._sums.start(self._segments.start)
+
+    def enter(self, segment: int) -> None:
+        """What is added to the gradients from now on belongs to `segment`."""
+        self._later.run()
+        self._sums.enter(segment)
 
     def forward(self, batch: MicroBatch) -> Tensor:
         output: Tensor = super().forward(batch)
         if len(self._segments) == 1 or not output.requires_grad:
             return output
-        return _Enter.apply(output, self._sums, batch.segment)
+        return _Enter.apply(output, self, batch.segment)
 
     def finish_grad_sync(self, force_all_reduce: bool | None = False) -> None:
         """Every rank of the group gets the tree sum of all ranks' gradients."""
+        self._later.run()
         self._sums.finish(self._segments.stop)
         for gradient in self._gradients:
             add_ranks(gradient, self.dp_cp_group)

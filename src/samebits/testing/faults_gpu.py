@@ -6,6 +6,7 @@ from samebits.testing.faults import Fault
 
 _LINEAR, _LOGPROB, _SAMPLE = (f"ops/{op}/kernels.py" for op in ("linear", "logprob", "sample"))
 _NORM, _ROTARY, _SWIGLU, _EMBEDDING = (f"ops/{op}/triton.py" for op in ("rms_norm", "rotary", "swiglu", "embedding"))
+_CHAIN = "ops/rms_norm/gluon_chain.py"
 _SOFTMAX, _ROWS, _FORWARD, _BACKWARD = (
     f"ops/attention/triton_{part}.py" for part in ("softmax", "rows", "forward", "backward")
 )
@@ -34,6 +35,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("64 lanes for 128", "rms_norm", _NORM, (("_LANES = tl.constexpr(LANES)", "_LANES = tl.constexpr(LANES // 2)"),)),
     Fault("epsilon is added to the root", "rms_norm", _NORM, (("tl.sqrt_rn(mean + eps)", "(tl.sqrt_rn(mean) + eps)"),)),
     Fault("the weight gradient rounds its products", "rms_norm", _NORM, (("longer = tl.fma(upstream[step].to(tl.float32), values[step], acc)", "longer = acc + upstream[step].to(tl.float32) * values[step]"),)),
+    Fault("the copied weight gradient rounds its products", "rms_norm", _CHAIN, (("longer = gl.fma(d, n, acc)", "longer = acc + d * n"),)),
     Fault("the mean is a product with a reciprocal", "rms_norm", _NORM, (("mean = tl.div_rn(fold_halves_of(acc, ROWS, _LANES), W * 1.0)", "mean = fold_halves_of(acc, ROWS, _LANES) * tl.div_rn(1.0, W * 1.0)"),)),
     Fault("one multiply-add is contracted", "rotary", _ROTARY, (("x1 * c - x2 * s", "tl.fma(x1, c, -(x2 * s))"),)),
     Fault("positions are off by one", "rotary", _ROTARY, (("tl.load(cos + position * HALF + d", "tl.load(cos + tl.maximum(position - 1, 0) * HALF + d"),)),

@@ -26,15 +26,15 @@ from samebits.ops.attention.triton_softmax import TILES
 
 @gluon.jit
 def _steps(
-    begin_tile, end_tile, own, pairs, m, lanes, acc, p16, a_total, position, c, wide: gl.constexpr,
-    D: gl.constexpr, STAGES: gl.constexpr, MASKED: gl.constexpr,
+    begin_tile, end_tile, group, own, pairs, m, lanes, acc, p16, a_total, position, c, wide: gl.constexpr,
+    D: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Products with the values of the tiles begin_tile .. end_tile, while the weights of the tile after each are made.
 
     `pairs`: (tiles of keys, tiles of values, ready, free); the keys of tile t + 1 lie beside the values of tile t.
     `a_total`: (m, l, acc) over whole chunks.
     """
-    k_tiles, v_tiles, ready, free = pairs
+    k_tiles, v_tiles, ready, free, turns = pairs
     total_m, total_l, total = a_total
     rows: gl.constexpr = total_m.type.layout
     mma: gl.constexpr = rows.parent
@@ -43,12 +43,17 @@ def _steps(
     for tile in range(begin_tile, end_tile):
         slot = tile % STAGES
         ends = tile % TILES == TILES - 1
-        mbarrier.wait(ready.index(slot), (tile // STAGES) & 1)
+        if TURNS:
+            mbarrier.wait(turns.index(group), tile & 1)
         s_next = warpgroup_mma(own, k_tiles.index(slot).permute((1, 0)), nothing, is_async=True)
         product = warpgroup_mma(p16, v_tiles.index(slot), acc, is_async=True)
+        if TURNS:
+            mbarrier.arrive(turns.index(1 - group), count=1)
         s = warpgroup_mma_wait(1, deps=[s_next])
         m_next, a, p = weights_of(s, gl.where(ends, least, m), c, (tile + 1) * KEYS, position, MASKED, mma)
         folded = folded_of(p)
+        # for the next step; a loop here also keeps the assembler from waiting for the product before the weights
+        mbarrier.wait(ready.index((tile + 1) % STAGES), ((tile + 1) // STAGES) & 1)
         acc = warpgroup_mma_wait(0, deps=[product])
         gl.thread_barrier()
         mbarrier.arrive(free.index(slot), count=1)
@@ -69,6 +74,7 @@ def _consume(
     group, queries, first_keys, first_ready, pairs, q, out, m_out, l_out, begin, count, length, shift, first, head,
     tiles, whole, q_token, q_head, c,
     HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, STATISTICS: gl.constexpr, STAGES: gl.constexpr,
+    TURNS: gl.constexpr,
 ):  # fmt: skip
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -102,16 +108,16 @@ def _consume(
     lanes = gl.fma(empty, gl.convert_layout(a, gl.SliceLayout(1, empty.type.layout))[:, None], folded_of(p))
     acc = gl.zeros((ROWS, D), gl.float32, wide) * gl.convert_layout(a, gl.SliceLayout(1, wide))[:, None]
     p16 = gl.convert_layout(p.to(gl.bfloat16), gl.DotOperandLayout(0, wide, 2))
+    _, v_tiles, ready, _, _ = pairs
+    mbarrier.wait(ready.index(0), 0)
     unmasked = gl.maximum(whole - 1, 0)  # steps after which every row attends to every key of the tile to come
     m, lanes, acc, p16, a_total = _steps(
-        0, unmasked, own, pairs, m, lanes, acc, p16, a_total, position, c, wide, D, STAGES, False
+        0, unmasked, group, own, pairs, m, lanes, acc, p16, a_total, position, c, wide, D, STAGES, TURNS, False
     )
     m, lanes, acc, p16, a_total = _steps(
-        unmasked, tiles - 1, own, pairs, m, lanes, acc, p16, a_total, position, c, wide, D, STAGES, True
+        unmasked, tiles - 1, group, own, pairs, m, lanes, acc, p16, a_total, position, c, wide, D, STAGES, TURNS, True
     )
-    _, v_tiles, ready, _ = pairs
     last = tiles - 1
-    mbarrier.wait(ready.index(last % STAGES), (last // STAGES) & 1)
     values = v_tiles.index(last % STAGES)
     if tiles * KEYS > length:
         zeros_past(values, length - last * KEYS, D)
@@ -155,7 +161,7 @@ def _produce(
     keys, values, first_keys, first_ready, pairs, start, length, table, head, tiles,
     HEADS: gl.constexpr, SIZE: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    k_tiles, v_tiles, ready, free = pairs
+    k_tiles, v_tiles, ready, free, _ = pairs
     mbarrier.expect(first_ready, KEYS * D * 2)
     _copy_keys(keys, 0, first_ready, first_keys, start, length, table, head, HEADS, SIZE, D, 0)
     for tile in range(0, tiles - 1):
@@ -176,7 +182,8 @@ def _produce(
 def forward_rows(
     keys, values, q, out, m_out, l_out, rows_of, keys_of, table, counter, tokens, B, q_token, q_head, table_stride, c,
     HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, BATCH: gl.constexpr, SIZE: gl.constexpr,
-    LEAST: gl.constexpr, STATISTICS: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+    LEAST: gl.constexpr, STATISTICS: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
+    REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """As forward_rows of triton_forward.py where the query rows are the last ones of their sequence.
 
@@ -227,21 +234,25 @@ def forward_rows(
     for stage in gl.static_range(STAGES):
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(free.index(stage), count=2)
-    pairs = (k_tiles, v_tiles, ready, free)
+    turns = gl.allocate_shared_memory(gl.int64, [2, 1], bars)
+    mbarrier.init(turns.index(0), count=1)
+    mbarrier.init(turns.index(1), count=1)
+    mbarrier.arrive(turns.index(0), count=1)
+    pairs = (k_tiles, v_tiles, ready, free, turns)
     gl.warp_specialize(
         [
             (
                 _consume,
                 (
                     0, queries, first_keys, first_ready, pairs, q, out, m_out, l_out, begin, count, length, shift,
-                    first, head, tiles, whole, q_token, q_head, c, HEADS, GROUP, D, STATISTICS, STAGES,
+                    first, head, tiles, whole, q_token, q_head, c, HEADS, GROUP, D, STATISTICS, STAGES, TURNS,
                 ),
             ),
             (
                 _consume,
                 (
                     1, queries, first_keys, first_ready, pairs, q, out, m_out, l_out, begin, count, length, shift,
-                    first, head, tiles, whole, q_token, q_head, c, HEADS, GROUP, D, STATISTICS, STAGES,
+                    first, head, tiles, whole, q_token, q_head, c, HEADS, GROUP, D, STATISTICS, STAGES, TURNS,
                 ),
             ),
             (

@@ -133,11 +133,12 @@ def _store(
         gl.store(acc_out + to[:, None] * D + d[None, :], acc, mask=ok[:, None])
 
 
-@gluon.jit(do_not_specialize=["tokens", "B"])
+@gluon.jit(do_not_specialize=["held", "splits"])
 def chunk_states(
-    cache, q, out, m_out, l_out, acc_out, rows_of, lengths, table, counter, tokens, B, q_token, q_head, table_stride, c,
+    cache, q, out, m_out, l_out, acc_out, rows_of, lengths, table, counter, held, splits, q_token, q_head, table_stride,
+    c,
     HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, SIZE: gl.constexpr, ROWS: gl.constexpr,
-    SPLITS: gl.constexpr, DIRECT: gl.constexpr, STAGES: gl.constexpr,
+    BY_REQUEST: gl.constexpr, DIRECT: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """As chunk_states of triton_split.py for one block of at most ROWS (token, head) rows per request."""
     mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])
@@ -151,11 +152,11 @@ def chunk_states(
     length = gl.load(lengths + b)
     tiles = (length + 63) // 64
     chunks = (tiles + TILES - 1) // TILES
-    own = (chunks - split + SPLITS - 1) // SPLITS
+    own = (chunks - split + splits - 1) // splits
     if (count <= 0) | (count * GROUP > ROWS) | (own <= 0):
         return
     steps = own * TILES
-    if split + (own - 1) * SPLITS == chunks - 1:
+    if split + (own - 1) * splits == chunks - 1:
         steps -= chunks * TILES - tiles
     table += b.to(gl.int64) * table_stride
 
@@ -166,7 +167,7 @@ def chunk_states(
         mbarrier.init(ready.index(stage), count=1)
     for stage in gl.static_range(STAGES):
         if stage < steps:
-            first = ((split + stage // TILES * SPLITS) * TILES + stage % TILES) * 64
+            first = ((split + stage // TILES * splits) * TILES + stage % TILES) * 64
             _copy_tile(
                 cache, rows_of_tile(table, length, head, first, HEADS, SIZE), ready, k_buffers, v_buffers, stage, D
             )
@@ -177,7 +178,11 @@ def chunk_states(
     token = gl.minimum(r // GROUP, count - 1)
     position = token + (length - count)
     at = ((begin + token).to(gl.int64) * HEADS + head) * GROUP + r % GROUP
-    all_rows = tokens.to(gl.int64) * (HEADS * GROUP)
+    if BY_REQUEST:
+        state_at = ((b * (ROWS // GROUP) + token).to(gl.int64) * HEADS + head) * GROUP + r % GROUP
+    else:
+        state_at = at
+    all_rows = held.to(gl.int64) * (HEADS * GROUP)
     loads: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [1, 1], [1, 0])
     lr = gl.arange(0, ROWS, gl.SliceLayout(1, loads))
     ld = gl.arange(0, D, gl.SliceLayout(0, loads))
@@ -194,9 +199,9 @@ def chunk_states(
         ahead = step + STAGES
         more = ahead < steps
         coming = gl.where(more, ahead, step)
-        first = ((split + coming // TILES * SPLITS) * TILES + coming % TILES) * 64
+        first = ((split + coming // TILES * splits) * TILES + coming % TILES) * 64
         sources = rows_of_tile(table, length, head, first, HEADS, SIZE)
-        chunk = split + step // TILES * SPLITS
+        chunk = split + step // TILES * splits
         first_key = (chunk * TILES + step % TILES) * 64
         mbarrier.wait(ready.index(slot), (step // STAGES) & 1)
         if first_key + 63 <= length - count:  # every row attends to every key
@@ -211,7 +216,7 @@ def chunk_states(
         if more:
             _copy_tile(cache, sources, ready, k_buffers, v_buffers, slot, D)
         if (step % TILES == TILES - 1) | (step == steps - 1):
-            to = at if DIRECT else chunk.to(gl.int64) * all_rows + at
+            to = at if DIRECT else chunk.to(gl.int64) * all_rows + state_at
             _store(m, lanes, acc, m_out, l_out, acc_out, out, to, ok, D, ROWS, DIRECT, mma)
             m = gl.full((ROWS,), float("-inf"), gl.float32, rows)
             lanes = empty

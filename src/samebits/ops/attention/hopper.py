@@ -61,7 +61,7 @@ def forward_rows(
     if how.pairs:
         gluon_pairs.forward_rows[(blocks * kv_heads,)](
             keys, values, q, out, m, lsum, rows_of, keys_of, None, counter, tokens, requests, *q.stride()[:2], 0,
-            exponent_scale(scale), SIZE=0, LEAST=1, **options,
+            exponent_scale(scale), SIZE=0, LEAST=1, TURNS=how.turns, **options,
         )  # fmt: skip
         return
     gluon_forward.forward_rows[(blocks * kv_heads,)](
@@ -85,21 +85,22 @@ def forward_pages(
         cache, cache, q, out, None, None, rows_of, lengths, table, slot("attention.paged.copies", q.device), tokens,
         requests, *q.stride()[:2], table.stride(0), exponent_scale(scale), HEADS=kv_heads, GROUP=group, D=dim,
         BATCH=triton.next_power_of_2(max(requests, 1)), SIZE=size, LEAST=least, STATISTICS=False, STAGES=how.stages,
-        REGISTERS=240, num_warps=how.warps, enable_fp_fusion=False,
+        TURNS=how.turns, REGISTERS=240, num_warps=how.warps, enable_fp_fusion=False,
     )  # fmt: skip
 
 
 def chunk_states(
     q: Tensor, kv_cache: Tensor, out: Tensor, m: Tensor, lsum: Tensor, acc: Tensor, rows_of: Tensor, lengths: Tensor,
-    table: Tensor, counter: Tensor, tokens: int, requests: int, scale: float, how: launch.Split,
+    table: Tensor, counter: Tensor, held: int, by_request: bool, scale: float, how: launch.Split,
 ) -> None:  # fmt: skip
     _, kv_heads, size, width = kv_cache.shape
     dim = width // 2
     rows = kv_cache.view(-1, width)
     layout = gl.NVMMASharedLayout.get_default_for([_BOX, dim], gl.bfloat16)
     cache = TensorDescriptor(rows, list(rows.shape), list(rows.stride()), [_BOX, dim], layout)
-    gluon_split.chunk_states[(requests * kv_heads, how.splits)](
-        cache, q, out, m, lsum, acc, rows_of, lengths, table, counter, tokens, requests, *q.stride()[:2],
+    gluon_split.chunk_states[(lengths.shape[0] * kv_heads, how.splits)](
+        cache, q, out, m, lsum, acc, rows_of, lengths, table, counter, held, how.splits, *q.stride()[:2],
         table.stride(0), exponent_scale(scale), HEADS=kv_heads, GROUP=q.shape[1] // kv_heads, D=dim, SIZE=size,
-        ROWS=how.rows, SPLITS=how.splits, DIRECT=how.direct, STAGES=how.stages, num_warps=1, enable_fp_fusion=False,
+        ROWS=how.rows, BY_REQUEST=by_request, DIRECT=how.direct, STAGES=how.stages, num_warps=1,
+        enable_fp_fusion=False,
     )  # fmt: skip

@@ -30,6 +30,7 @@ class Rows:
     stages: int
     copies: bool = False
     pairs: bool = False
+    turns: bool = False
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,18 @@ _SHAPE: Constants = {"HEADS": HEADS, "GROUP": GROUP, "D": DIM, "WIDTH": DIM, "BA
 _BF16 = ("q", "k", "v", "out", "dout", "dq", "dk_out", "dv_out", "key", "value", "cache")
 _FP32 = ("m_out", "l_out", "acc_out", "m_in", "l_in", "acc_in", "m", "lsum", "delta", "inverse")
 _STRIDES = tuple(f"{name}_{axis}" for name in ("q", "k", "v", "do", "key", "value") for axis in ("token", "head"))
-_SIZES = ("tokens", "B", "rows", *_STRIDES, "page_stride", "table_stride", "head_stride", "slot_stride")
+_SIZES = (
+    "tokens",
+    "held",
+    "splits",
+    "B",
+    "rows",
+    *_STRIDES,
+    "page_stride",
+    "table_stride",
+    "head_stride",
+    "slot_stride",
+)
 _TYPES = (
     dict.fromkeys(_BF16, "*bf16")
     | dict.fromkeys(_FP32, "*fp32")
@@ -67,12 +78,13 @@ def _matrix(targets: str) -> Iterator[Entry]:
         "SIZE": 16,
         "ROWS": split.rows,
         "MOST": split.rows,
-        "SPLITS": 8,
+        "BY_REQUEST": False,
         "DIRECT": False,
         "STAGES": split.stages,
     }
     yield _entry("chunk_states", triton_split.chunk_states, _SHAPE | few, split.warps, targets)
     merge: Constants = {"ROWS": split.merge_rows, "MOST": split.rows, "AHEAD": split.ahead, "DIRECT": False}
+    merge["BY_REQUEST"] = False
     yield _entry("merge_chunks", triton_split.merge_chunks, _SHAPE | merge, 1, targets)
     rows, keys = of(launch.query_gradients(DIM)), of(launch.key_gradients(DIM))
     backward: Constants = {"POSITIONS": False, "positions": None, "STAGES": rows.stages, "ROWS": rows.rows}
@@ -88,18 +100,18 @@ def _matrix(targets: str) -> Iterator[Entry]:
 def _copies() -> Iterator[Entry]:
     """Hopper's own schedules."""
     tile = "NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)"
-    few: Constants = {"HEADS": HEADS, "GROUP": GROUP, "D": DIM, "SIZE": 16, "ROWS": 16, "SPLITS": 8, "DIRECT": False}
+    few: Constants = {"HEADS": HEADS, "GROUP": GROUP, "D": DIM, "SIZE": 16, "ROWS": 16, "DIRECT": False}
     box = f"tensordesc<bf16[16, {DIM}],{tile}>"
     for stages in (1, 2):
         yield _entry(
-            f"copies.chunk_states-s{stages}", gluon_split.chunk_states, {**few, "STAGES": stages}, 1, "cuda",
-            types={"cache": box},
+            f"copies.chunk_states-s{stages}", gluon_split.chunk_states,
+            {**few, "BY_REQUEST": stages == 2, "STAGES": stages}, 1, "cuda", types={"cache": box},
         )  # fmt: skip
     rows = launch.forward(DIM, copies=True)
     whole: Constants = {"HEADS": HEADS, "GROUP": GROUP, "D": DIM, "BATCH": 8, "STAGES": rows.stages, "REGISTERS": 240}
     statistics: Constants = {"STATISTICS": True}
-    packed = statistics | {"SIZE": 0, "LEAST": 1, "table": None}
-    paged = {"SIZE": 16, "LEAST": 17, "STATISTICS": False, "m_out": None, "l_out": None}
+    packed = statistics | {"SIZE": 0, "LEAST": 1, "table": None, "TURNS": True}
+    paged = {"SIZE": 16, "LEAST": 17, "STATISTICS": False, "m_out": None, "l_out": None, "TURNS": False}
     part = f"tensordesc<bf16[16, 64],{tile}>"
     box = f"tensordesc<bf16[64, {DIM}],{tile}>"
     for name, kernel, constants, copied in (

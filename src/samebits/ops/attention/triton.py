@@ -182,23 +182,24 @@ def _split(
     kv_heads, requests = kv_cache.shape[1], lengths.shape[0]
     k, v = _keys_and_values(kv_cache)
     group = heads // kv_heads
-    size_of_states = 0 if how.direct else chunks * tokens * heads * (dim + 2)
-    states = torch.empty(size_of_states, dtype=torch.float32, device=q.device)
+    held = min(tokens, requests * (how.rows // group))  # tokens of requests with few rows, at most
+    states = torch.empty(0 if how.direct else chunks * held * heads * (dim + 2), dtype=torch.float32, device=q.device)
     acc, m, lsum = states.split([states.numel() // (dim + 2) * n for n in (dim, 1, 1)])
-    shared = _shape(q, k, requests) | {"MOST": how.rows, "DIRECT": how.direct}
-    results = (out, m, lsum, acc, rows_of, lengths, table, slot("attention.chunk_states", q.device), tokens, requests)
+    by_request = held < tokens
+    shared = _shape(q, k, requests) | {"MOST": how.rows, "DIRECT": how.direct, "BY_REQUEST": by_request}
+    results = (out, m, lsum, acc, rows_of, lengths, table, slot("attention.chunk_states", q.device), held)
     if how.copies:
-        hopper.chunk_states(q, kv_cache, *results, scale, how)
+        hopper.chunk_states(q, kv_cache, *results, by_request, scale, how)
     else:
         # at most one block for a request with few rows
         triton_split.chunk_states[(min(requests, tokens) * kv_heads, how.splits)](
-            q, k, v, *results, *q.stride()[:2], *k.stride()[-3:-1], *v.stride()[-3:-1], k.stride(0), table.stride(0),
-            exponent_scale(scale), SIZE=kv_cache.shape[2], ROWS=how.rows, SPLITS=how.splits, STAGES=how.stages,
-            num_warps=how.warps, **shared,
+            q, k, v, *results, how.splits, requests, *q.stride()[:2], *k.stride()[-3:-1], *v.stride()[-3:-1],
+            k.stride(0), table.stride(0), exponent_scale(scale), SIZE=kv_cache.shape[2], ROWS=how.rows,
+            STAGES=how.stages, num_warps=how.warps, **shared,
         )  # fmt: skip
     blocks = triton.cdiv(tokens * group, how.merge_rows) + requests + 1
     triton_split.merge_chunks[(blocks * kv_heads,)](
-        m, lsum, acc, out, rows_of, lengths, slot("attention.merge_chunks", q.device), tokens, requests,
+        m, lsum, acc, out, rows_of, lengths, slot("attention.merge_chunks", q.device), tokens, held, requests,
         ROWS=how.merge_rows, AHEAD=how.ahead, num_warps=1, **shared,
     )  # fmt: skip
 

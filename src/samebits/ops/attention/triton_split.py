@@ -19,18 +19,28 @@ def _rows_and_positions(first, begin, count, length, GROUP: tl.constexpr, ROWS: 
     return r, begin + token, r < count * GROUP, token + (length - count)
 
 
-@triton.jit(do_not_specialize=["tokens", "B"])
+@triton.jit
+def _place(
+    b, token, begin, head, r, HEADS: tl.constexpr, GROUP: tl.constexpr, MOST: tl.constexpr, BY_REQUEST: tl.constexpr
+):
+    """Where the states of (token, head) rows lie within those of a chunk."""
+    if BY_REQUEST:
+        token = b * (MOST // GROUP) + token - begin
+    return (token.to(tl.int64) * HEADS + head) * GROUP + r % GROUP
+
+
+@triton.jit(do_not_specialize=["held", "splits", "B"])
 def chunk_states(
     q, k, v, out, m_out, l_out, acc_out, rows_of, lengths, table, counter,
-    tokens, B, q_token, q_head, k_token, k_head, v_token, v_head, page_stride, table_stride, c,
+    held, splits, B, q_token, q_head, k_token, k_head, v_token, v_head, page_stride, table_stride, c,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr,
-    ROWS: tl.constexpr, BATCH: tl.constexpr, MOST: tl.constexpr, SPLITS: tl.constexpr, DIRECT: tl.constexpr,
+    ROWS: tl.constexpr, BATCH: tl.constexpr, MOST: tl.constexpr, BY_REQUEST: tl.constexpr, DIRECT: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Program (block and head, split) takes the chunks split, split + SPLITS, ... of its rows, keys in pages.
+    """Program (block and head, split) takes the chunks split, split + splits, ... of its rows, keys in pages.
 
-    The states go to m_out, l_out [chunk, tokens * heads] and acc_out [chunk, tokens * heads, D]; where DIRECT
-    (rows of one chunk), the result goes to `out`.
+    The states go to m_out, l_out [chunk, held * heads] and acc_out [chunk, held * heads, D], by token or with as many
+    places for each request as it may have; where DIRECT (rows of one chunk), the result goes to `out`.
     """
     count_launch(counter)
     head = tl.program_id(0) % HEADS
@@ -46,11 +56,11 @@ def chunk_states(
     tiles = highest // KEYS + 1
     chunks = (tiles + TILES - 1) // TILES
     split = tl.program_id(1)
-    own = (chunks - split + SPLITS - 1) // SPLITS
+    own = (chunks - split + splits - 1) // splits
     if own <= 0:
         return
     steps = own * TILES
-    if split + (own - 1) * SPLITS == chunks - 1:
+    if split + (own - 1) * splits == chunks - 1:
         steps -= chunks * TILES - tiles
     d = tl.arange(0, WIDTH)
     j = tl.arange(0, KEYS)
@@ -59,12 +69,13 @@ def chunk_states(
     k += head * k_head
     v += head * v_head
     at = (token.to(tl.int64) * HEADS + head) * GROUP + r % GROUP
-    all_rows = tokens.to(tl.int64) * (HEADS * GROUP)
+    state_at = _place(b, token, begin, head, r, HEADS, GROUP, MOST, BY_REQUEST)
+    all_rows = held.to(tl.int64) * (HEADS * GROUP)
     m = tl.full((ROWS,), float("-inf"), tl.float32)
     lanes = tl.zeros((ROWS, SUMS), tl.float32)
     acc = tl.zeros((ROWS, WIDTH), tl.float32)
     for step in tl.range(0, steps, num_stages=STAGES):
-        chunk = split + step // TILES * SPLITS
+        chunk = split + step // TILES * splits
         first_key = (chunk * TILES + step % TILES) * KEYS
         keys = first_key + j
         inside = keys < length
@@ -82,7 +93,7 @@ def chunk_states(
                 rounded = round_bf16_of(acc * tl.div_rn(1.0, lsum)[:, None])
                 tl.store(out + at[:, None] * D + d[None, :], rounded, mask=there)
             else:
-                to = chunk.to(tl.int64) * all_rows + at
+                to = chunk.to(tl.int64) * all_rows + state_at
                 tl.store(m_out + to, m, mask=ok)
                 tl.store(l_out + to, lsum, mask=ok)
                 tl.store(acc_out + to[:, None] * D + d[None, :], acc, mask=there)
@@ -91,11 +102,11 @@ def chunk_states(
             acc = tl.zeros((ROWS, WIDTH), tl.float32)
 
 
-@triton.jit(do_not_specialize=["tokens", "B"])
+@triton.jit(do_not_specialize=["tokens", "held", "B"])
 def merge_chunks(
-    m_in, l_in, acc_in, out, rows_of, lengths, counter, tokens, B,
+    m_in, l_in, acc_in, out, rows_of, lengths, counter, tokens, held, B,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
-    BATCH: tl.constexpr, MOST: tl.constexpr, AHEAD: tl.constexpr, DIRECT: tl.constexpr,
+    BATCH: tl.constexpr, MOST: tl.constexpr, AHEAD: tl.constexpr, BY_REQUEST: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
     """The chunk states of each row merged, chunks ascending, AHEAD of them read at a time; +0 outside all requests.
 
@@ -117,7 +128,8 @@ def merge_chunks(
     count = tl.load(rows_of + b + 1) - begin
     r, token, ok, position = _rows_and_positions(first, begin, count, tl.load(lengths + b), GROUP, ROWS)
     at = (token.to(tl.int64) * HEADS + head) * GROUP + r % GROUP
-    all_rows = tokens.to(tl.int64) * (HEADS * GROUP)
+    state_at = _place(b, token, begin, head, r, HEADS, GROUP, MOST, BY_REQUEST)
+    all_rows = held.to(tl.int64) * (HEADS * GROUP)
     own = position // (KEYS * TILES) + 1
     m = tl.full((ROWS,), float("-inf"), tl.float32)
     lsum = tl.zeros((ROWS,), tl.float32)
@@ -126,7 +138,7 @@ def merge_chunks(
         states = ()
         for step in tl.static_range(AHEAD):  # all loads come first: the merges would wait for each of them
             there = ok & (first_chunk + step < own)
-            source = (first_chunk + step) * all_rows + at
+            source = (first_chunk + step) * all_rows + state_at
             m_c = tl.load(m_in + source, mask=there, other=0.0)
             l_c = tl.load(l_in + source, mask=there, other=0.0)
             inside = there[:, None] & (d < D)[None, :]

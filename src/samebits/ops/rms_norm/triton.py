@@ -11,12 +11,14 @@ from torch import Tensor
 
 from samebits.arithmetic.triton import count_launch, fold_halves_of, round_bf16_of
 from samebits.backends.device_counters import slot
-from samebits.ops.rms_norm import gluon_rows, launch
+from samebits.ops.later import when_due
+from samebits.ops.rms_norm import gluon_chain, gluon_rows, launch
 from samebits.ops.rms_norm.contract import LANES
 from samebits.ops.rms_norm.launch import Launch
 
 _LANES = tl.constexpr(LANES)
 AHEAD = 64  # rows that the gradient of the weight has on their way
+CHAIN = {"ROWS": 32, "STAGES": 8}  # the same in the Gluon form: ROWS in registers, as many in each of STAGES copies
 
 
 @triton.jit
@@ -168,11 +170,21 @@ def backward(
             0 if dsum is None else dsum.stride(0),
             W=width, ADD=dsum is not None, ROWS=how.rows, num_warps=how.warps, enable_fp_fusion=False,
         )  # fmt: skip
-        norm_weight_gradient[(triton.cdiv(width, 32),)](
-            dy, x, scale, dw, slot("rms_norm.weight_gradient", x.device), rows, dy.stride(0), x.stride(0), width,
-            COLUMNS=32, UNROLL=AHEAD, num_warps=1, enable_fp_fusion=False,
-        )  # fmt: skip
+        when_due(dw, lambda: _weight_gradient(dy, x, scale, dw))
     return dx
+
+
+def _weight_gradient(dy: Tensor, x: Tensor, scale: Tensor, dw: Tensor) -> None:
+    rows, width = x.shape
+    inputs = (dy, x, scale, dw, slot("rms_norm.weight_gradient", x.device), rows, dy.stride(0), x.stride(0))
+    # 16 bytes at a time
+    aligned = width % 32 == 0 and all(t.stride(0) % 16 == 0 and t.data_ptr() % 16 == 0 for t in (dy, x))
+    if aligned and torch.version.hip is None:
+        gluon_chain.add_rows[(width // 32,)](*inputs, **CHAIN, num_warps=1, enable_fp_fusion=False)
+    else:
+        norm_weight_gradient[(triton.cdiv(width, 32),)](
+            *inputs, width, COLUMNS=32, UNROLL=AHEAD, num_warps=1, enable_fp_fusion=False
+        )
 
 
 _TYPES = dict.fromkeys(("x", "residual", "weight", "y", "total", "dy", "dsum", "dx"), "*bf16") | {
@@ -196,6 +208,7 @@ KERNELS = (
     ),
     _entry("backward", norm_backward, {"W": 2048, "ADD": True, "ROWS": 1}, launch.backward(2048).warps),
     _entry("weight_gradient", norm_weight_gradient, {"COLUMNS": 32, "UNROLL": AHEAD}, 1),
+    _entry("weight_gradient-copied", gluon_chain.add_rows, dict(CHAIN), 1, "cuda"),
     *(
         _entry(
             f"forward-row{'-add' * add}", gluon_rows.norm_row,
