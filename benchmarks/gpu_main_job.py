@@ -1,7 +1,7 @@
 """What whole runs on a GPU came to: `python benchmarks/gpu_main_job.py --commit HASH RUN_DIR...` collects sealed runs.
 
-Each is verified again from its records. The runs themselves are made by `samebits run --device cuda`; their settings,
-as flags that reproduce them, are in the record.
+Each is verified again from its records and added to those on record. The runs themselves are made by
+`samebits run --device cuda`; their settings, as flags that reproduce them, are in the record.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from results import save
+from results import ROOT, save
 
 from samebits.evidence.verify import verify
 from samebits.rl.config import RunConfig
@@ -69,10 +69,11 @@ def main() -> None:
     parser.add_argument("--note", default="", help="what a reader must know besides")
     parser.add_argument("runs", nargs="+", type=Path)
     given = parser.parse_args()
-    records = [collected(run) for run in given.runs]
+    before = json.loads((ROOT / "benchmarks/results/gpu_main_job.json").read_text())["records"]
+    records = [{"commit": given.commit, "note": given.note, **collected(run)} for run in given.runs]
     for record in records:
         print(record["verdict"], record["compared_tokens"], record["mismatch_count"], record["command"])
-    save("gpu_main_job", {"commit": given.commit, "note": given.note, "records": records})
+    save("gpu_main_job", {"records": [*before, *records]})
 
 
 if __name__ == "__main__":

@@ -8,14 +8,16 @@ others wait. Weights are random, prompts too; every token is drawn at temperatur
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -33,6 +35,7 @@ QWEN3_8B: dict[str, Any] = {
 }  # fmt: skip
 ARMS = ("samebits", "native", "batch-invariant")
 MAX_LEN, MAX_SEQS, STEP_TOKENS, CACHE_GIB = 4096, 64, 8192, 15
+WARMING = 16  # tokens of a response that warms up, and the fewest of any
 CAPTURED = (1, 2, 4, 8, 16, 32, 64)  # token counts of captured batches; vLLM's own list takes longer to start
 
 
@@ -56,7 +59,11 @@ WORKLOADS = (
     Workload(64, 512, 256),
     Workload(32, 3000, 16),
 )
-Generate = Callable[[list[list[int]], int], int]  # prompts and response length -> tokens that came
+Times = dict[str, dict[str, list[float]]]  # seconds of every round, by workload and arm
+PROFILED = (WORKLOADS[0], WORKLOADS[3], WORKLOADS[4])
+LISTED = 25  # kernels of a profile, the longest
+DECODED = 32  # steps of one token each, the difference of two responses
+Kernels = dict[str, list[float]]  # name -> calls and microseconds on the device
 
 
 def strict_engine(model: str) -> RolloutEngine:
@@ -77,61 +84,106 @@ def strict_engine(model: str) -> RolloutEngine:
     ))  # fmt: skip
 
 
-def samebits_arm(model: str) -> Generate:
+class Strict:
     """`strict_engine`, as a run uses it."""
-    from samebits.timeline.types import GenerateRequest, SampleKey
 
-    engine = strict_engine(model)
+    def __init__(self, model: str) -> None:
+        self._engine = strict_engine(model)
 
-    def generate(prompts: list[list[int]], tokens: int) -> int:
+    def generate(self, prompts: list[list[int]], tokens: int) -> int:
+        """How many tokens came."""
+        from samebits.timeline.types import GenerateRequest, SampleKey
+
         requests = [
             GenerateRequest(SampleKey(0, number, 0), tuple(prompt), number, tokens, 1.0, ())
             for number, prompt in enumerate(prompts)
         ]
-        return sum(len(rollout.token_ids) for rollout in engine.generate(requests))
+        return sum(len(rollout.token_ids) for rollout in self._engine.generate(requests))
 
-    return generate
+    def kernels(self, compute: Callable[[], object]) -> Kernels:
+        """The kernels that ran while `compute` did."""
+        from torch.autograd import DeviceType
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            compute()
+        found: Kernels = {}
+        for event in profiler.events():
+            if event.device_type == DeviceType.CUDA:
+                _add(found, event.name, 1, event.time_range.elapsed_us())
+        return found
 
 
-def vllm_arm(model: str) -> Generate:
+class Native:
     """vLLM's own LLM with its own choice of compiler, graphs, kernels and scheduling.
 
     FlashInfer's sampler is off: nothing limits what is drawn here, and the package need not be installed.
     """
-    from vllm import LLM, SamplingParams
 
-    more = {"attention_backend": "FLASH_ATTN"} if os.environ.get("VLLM_BATCH_INVARIANT") == "1" else {}
-    engine = LLM(
-        model=model, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", max_model_len=MAX_LEN,
-        max_num_seqs=MAX_SEQS, max_num_batched_tokens=STEP_TOKENS, kv_cache_memory_bytes=CACHE_GIB << 30,
-        gpu_memory_utilization=0.01, enable_prefix_caching=False, generation_config="vllm",
-        compilation_config={"cudagraph_capture_sizes": list(CAPTURED)}, **more,
-    )  # fmt: skip
+    def __init__(self, model: str) -> None:
+        from vllm import LLM
 
-    def generate(prompts: list[list[int]], tokens: int) -> int:
+        self._traces = tempfile.mkdtemp()
+        more = {"attention_backend": "FLASH_ATTN"} if os.environ.get("VLLM_BATCH_INVARIANT") == "1" else {}
+        self._engine = LLM(
+            model=model, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", max_model_len=MAX_LEN,
+            max_num_seqs=MAX_SEQS, max_num_batched_tokens=STEP_TOKENS, kv_cache_memory_bytes=CACHE_GIB << 30,
+            gpu_memory_utilization=0.01, enable_prefix_caching=False, generation_config="vllm",
+            compilation_config={"cudagraph_capture_sizes": list(CAPTURED)},
+            profiler_config={
+                "profiler": "torch", "torch_profiler_dir": self._traces, "torch_profiler_with_stack": False,
+                "torch_profiler_dump_cuda_time_total": False,
+            }, **more,
+        )  # fmt: skip
+
+    def generate(self, prompts: list[list[int]], tokens: int) -> int:
+        """How many tokens came."""
+        from vllm import SamplingParams
+
         params = SamplingParams(temperature=1.0, max_tokens=tokens, ignore_eos=True, logprobs=0, detokenize=False)
-        outputs = engine.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        outputs = self._engine.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
         return sum(len(output.outputs[0].token_ids) for output in outputs)
 
-    return generate
+    def kernels(self, compute: Callable[[], object]) -> Kernels:
+        """The kernels that ran while `compute` did, from the trace that vLLM writes."""
+        before = set(Path(self._traces).iterdir())
+        self._engine.start_profile()
+        compute()
+        self._engine.stop_profile()
+        (trace,) = set(Path(self._traces).glob("*.json.gz")) - before
+        found: Kernels = {}
+        for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]:
+            if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+                _add(found, event["name"], 1, event["dur"])
+        return found
+
+
+def _add(found: Kernels, name: str, calls: float, microseconds: float) -> None:
+    held = found.setdefault(name, [0, 0])
+    held[0] += calls
+    held[1] += microseconds
 
 
 def serve(arm: str, model: str) -> None:
-    """One arm: a workload per line of standard input, its seconds per line of standard output."""
+    """One arm: a workload per line of standard input; per line of standard output the seconds that it took, or the
+    kernels that ran, where these are wanted."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else is printed goes where errors go
-    generate = samebits_arm(model) if arm == "samebits" else vllm_arm(model)
+    engine = Strict(model) if arm == "samebits" else Native(model)
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
-        work, seed = json.loads(line)
+        work, seed, profiled = json.loads(line)
         random = Random(seed)
         prompts = [[random.randrange(1000, 150000) for _ in range(work["given"])] for _ in range(work["batch"])]
-        start = time.perf_counter()
-        came = generate(prompts, work["tokens"])
-        seconds = time.perf_counter() - start
-        if came != work["batch"] * work["tokens"]:
-            raise RuntimeError(f"{arm}: {came} tokens came, want {work['batch']} x {work['tokens']}")
-        print(seconds, file=answers, flush=True)
+        if profiled:
+            answer: Any = engine.kernels(partial(engine.generate, prompts, work["tokens"]))
+        else:
+            start = time.perf_counter()
+            came = engine.generate(prompts, work["tokens"])
+            answer = time.perf_counter() - start
+            if came != work["batch"] * work["tokens"]:
+                raise RuntimeError(f"{arm}: {came} tokens came, want {work['batch']} x {work['tokens']}")
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 class Arm:
@@ -155,10 +207,11 @@ class Arm:
 
     def run(self, work: Workload, seed: int) -> float:
         """Seconds of one workload."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([vars(work), seed]) + "\n")
-        self._process.stdin.flush()
-        return float(self._read())
+        return float(self._ask(work, seed, profiled=False))
+
+    def kernels(self, work: Workload) -> Kernels:
+        """Calls and microseconds of every kernel of one workload."""
+        return dict(self._ask(work, 0, profiled=True))
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -168,6 +221,12 @@ class Arm:
         except subprocess.TimeoutExpired:
             self._process.kill()
 
+    def _ask(self, work: Workload, seed: int, profiled: bool) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([vars(work), seed, profiled]) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._read())
+
     def _read(self) -> str:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -176,26 +235,34 @@ class Arm:
         return line
 
 
-def measure(arms: list[Arm], works: list[Workload], rounds: int, budget: float) -> dict[str, dict[str, list[float]]]:
-    """Seconds by workload and arm: arms take turns on each workload; the first round warms up. Ends within `budget`
-    seconds, with whole rounds."""
-    taken: dict[str, dict[str, list[float]]] = {w.shape: {a.name: [] for a in arms} for w in works}
-    begun, longest = time.monotonic(), 0.0
-    for turn in range(rounds + 1):
+def measure(
+    arms: list[Arm], works: list[Workload], rounds: int, end: float
+) -> Iterator[dict[str, dict[str, list[float]]]]:
+    """Seconds by workload and arm, after each round: arms take turns on each workload, in the other order each round.
+
+    A round of short responses warms up. No round but the first begins where it would not be over at `end`, in seconds
+    of the monotonic clock.
+    """
+    for work in works:
+        for arm in arms:
+            seconds = arm.run(replace(work, tokens=WARMING), seed=0)
+            print(f"warm-up {work.shape} {arm.name}: {seconds:.1f} s", flush=True)
+    taken: Times = {w.shape: {a.name: [] for a in arms} for w in works}
+    longest = 0.0
+    for turn in range(1, rounds + 1):
         start = time.monotonic()
-        if turn > 1 and start - begun + longest > budget:
+        if start + longest > end:
             break
         for work in works:
             for arm in arms if turn % 2 else reversed(arms):
                 seconds = arm.run(work, seed=turn)
                 print(f"round {turn} {work.shape} {arm.name}: {work.batch * work.tokens / seconds:.0f}/s", flush=True)
-                if turn:
-                    taken[work.shape][arm.name].append(seconds)
+                taken[work.shape][arm.name].append(seconds)
         longest = max(longest, time.monotonic() - start)
-    return taken
+        yield taken
 
 
-def records(taken: dict[str, dict[str, list[float]]], works: list[Workload]) -> list[dict[str, Any]]:
+def records(taken: Times, works: list[Workload]) -> list[dict[str, Any]]:
     """One record per workload and peer."""
     rows = []
     for work in works:
@@ -211,13 +278,31 @@ def records(taken: dict[str, dict[str, list[float]]], works: list[Workload]) -> 
     return rows
 
 
+def profile(arm: Arm, work: Workload) -> list[dict[str, Any]]:
+    """What takes the device's time: one record of a prompt's computation and one of a decode step."""
+    first, some, more = (arm.kernels(replace(work, tokens=n)) for n in (1, 1 + WARMING, 1 + WARMING + DECODED))
+    step: Kernels = {name: [count, time] for name, (count, time) in more.items()}
+    for name, (count, spent) in some.items():
+        _add(step, name, -count, -spent)
+    step = {name: [count / DECODED, time / DECODED] for name, (count, time) in step.items()}
+    rows = []
+    for what, found in (("prompts", first), ("decode step", step)):
+        ordered = sorted(found.items(), key=lambda entry: -entry[1][1])
+        rows.append({
+            "what": what, "arm": arm.name, "shape": work.shape, "us": sum(time for _, time in found.values()),
+            "kernels": [{"name": name[:120], "calls": n, "us": time} for name, (n, time) in ordered[:LISTED]],
+        })  # fmt: skip
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--commit")
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
-    parser.add_argument("--rounds", type=int, default=3, help="measured rounds; a round before them warms up")
+    parser.add_argument("--rounds", type=int, default=3, help="measured rounds; a short one before them warms up")
     parser.add_argument("--shrink", type=int, default=1, help="divide the length of every response by this")
-    parser.add_argument("--budget", type=float, default=3600.0, help="seconds for all rounds")
+    parser.add_argument("--budget", type=float, default=3600.0, help="seconds for all of it, starting included")
+    parser.add_argument("--profile", action="store_true", help="then say which kernels take the time")
     parser.add_argument("--logs", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--serve", choices=ARMS, help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
@@ -228,7 +313,16 @@ def main() -> None:
     from gpu_timing import origin
     from results import save
 
-    works = [Workload(w.batch, w.given, max(16, w.tokens // given.shrink)) for w in WORKLOADS]
+    works = [Workload(w.batch, w.given, max(WARMING, w.tokens // given.shrink)) for w in WORKLOADS]
+    settings = {
+        "max_model_len": MAX_LEN, "max_num_seqs": MAX_SEQS, "max_num_batched_tokens": STEP_TOKENS,
+        "kv_cache_gib": CACHE_GIB, "captured": CAPTURED, "responses_divided_by": given.shrink,
+    }  # fmt: skip
+    about = {
+        "origin": origin(given.commit), "command": "benchmarks/gpu_throughput.py " + " ".join(sys.argv[1:]),
+        "settings": settings,
+    }  # fmt: skip
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as model:
         (Path(model) / "config.json").write_text(json.dumps(QWEN3_8B))
         start = time.monotonic()
@@ -237,19 +331,18 @@ def main() -> None:
             for arm in arms:
                 arm.wait()
                 print(f"{arm.name} serves after {time.monotonic() - start:.0f} s", flush=True)
-            taken = measure(arms, works, given.rounds, given.budget)
+            for taken in measure(arms, works, given.rounds, start + given.budget):
+                rows = records(taken, works)
+                save("gpu_throughput", {**about, "records": rows})
+            profiles: list[dict[str, Any]] = []
+            for work in PROFILED if given.profile else ():
+                for arm in arms:
+                    profiles += profile(arm, work)
+                    print(f"profile {work.shape} {arm.name}: {profiles[-1]['us']:.0f} us per decode step", flush=True)
+                    save("gpu_throughput_profile", {**about, "records": profiles})
         finally:
             for arm in arms:
                 arm.close()
-    settings = {
-        "max_model_len": MAX_LEN, "max_num_seqs": MAX_SEQS, "max_num_batched_tokens": STEP_TOKENS,
-        "kv_cache_gib": CACHE_GIB, "captured": CAPTURED, "responses_divided_by": given.shrink,
-    }  # fmt: skip
-    rows = records(taken, works)
-    save("gpu_throughput", {
-        "origin": origin(given.commit), "command": "benchmarks/gpu_throughput.py " + " ".join(sys.argv[1:]),
-        "settings": settings, "records": rows,
-    })  # fmt: skip
     for row in rows:
         print(f"{row['shape']} {row['peer']}: {row['ratio']:.2f}")
 

@@ -13,6 +13,7 @@ import argparse
 import json
 import random
 import struct
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,6 +42,7 @@ SIDES = {"samebits": (ModuleRoutes(), False), "megatron": (NATIVE, False), "mega
 
 # What each pair is timed on: Megatron's own attention keeps all scores of all layers, so less fits.
 PAIRS: dict[str, tuple[Shape, ...]] = {"megatron, sdpa": ((8, 1024), (2, 4096)), "megatron": ((4, 1024),)}
+ALONE: tuple[Shape, ...] = ((8, 1024),)
 
 
 def samples(count: int, length: int) -> list[TrainSample]:
@@ -120,7 +122,7 @@ class Side:
 
 
 def measure(
-    model: Path, peer: str, shapes: Sequence[Shape], repeats: int
+    model: Path, peer: str, shapes: Sequence[Shape], offload: float, repeats: int
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]:
     """samebits and one peer, side by side (what fits into the card's memory together): records, and kernels of each."""
     names = ["samebits", peer]
@@ -129,7 +131,14 @@ def measure(
     try:
         arguments = []
         for case, fused in (SIDES[name] for name in names):
-            config = TrainerConfig(model=str(model), device="cuda", case=case, lr=1e-6, max_tokens_per_gpu=largest)
+            config = TrainerConfig(
+                model=str(model),
+                device="cuda",
+                case=case,
+                lr=1e-6,
+                optimizer_offload=offload,
+                max_tokens_per_gpu=largest,
+            )
             arguments.append((config, fused))
         group.gather("start", group.start(Side, arguments), 240)
         hosts = dict(zip(names, group.hosts, strict=True))
@@ -140,9 +149,11 @@ def measure(
     return found, kernels
 
 
-def alone(model: Path, shape: Shape, repeats: int) -> dict[str, Any]:
+def alone(model: Path, shape: Shape, offload: float, repeats: int) -> dict[str, Any]:
     """samebits with recomputed layers and no peer, where a card holds one trainer."""
-    config = TrainerConfig(model=str(model), device="cuda", lr=1e-6, recompute=True, max_tokens_per_gpu=1 << 20)
+    config = TrainerConfig(
+        model=str(model), device="cuda", lr=1e-6, recompute=True, optimizer_offload=offload, max_tokens_per_gpu=1 << 20
+    )
     side = Side(config, fused=False)
     side.prepare(*shape)
     steps = [side.step(number) for number in range(repeats + 2)][2:]
@@ -183,28 +194,45 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--commit", required=True)
     parser.add_argument("--size", default="1.7b")
+    parser.add_argument("--layers", type=int, help="so many layers of the size, where two trainers would not fit")
+    parser.add_argument(
+        "--offload", type=float, default=0.0, help="part of Adam's moments in host memory, on each side"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--peers", nargs="*", default=list(PAIRS))
-    parser.add_argument("--alone", action="store_true", help="no peer: print what one trainer takes")
+    parser.add_argument("--alone", action="store_true", help="no peer, layers recomputed: what one trainer takes")
+    parser.add_argument("--name", default="gpu_training", help="of the record")
     given = parser.parse_args()
-    found: list[dict[str, Any]] = []
-    profile: dict[str, Any] = {"unit": "ms of the device in one step"}
+    shape = QWEN3[given.size] | ({"num_hidden_layers": given.layers} if given.layers else {})
+    words = " ".join(word for word in sys.argv[1:] if word not in ("--commit", given.commit))
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder)
-        (model / "config.json").write_text(json.dumps({**COMMON, **QWEN3[given.size]}))
-        if given.alone:
-            print(alone(model, (1, 1024), given.repeats), flush=True)
-            return
-        for peer in given.peers:
-            records, kernels = measure(model, peer, PAIRS[peer], given.repeats)
-            profile = {**kernels, "shape": records[-1]["shape"], **profile}  # the first pair's stay
-            for each in records:
-                print({name: each[name] for name in ("shape", "peer", "samebits_s", "peer_s", "ratio")}, flush=True)
-                print(each["parts"], each["peak_bytes"], flush=True)
-                found.append(each)
-    command = f"python benchmarks/gpu_training.py --size {given.size} --repeats {given.repeats}"
-    measured = {"model": given.size, "records": found, "profile": profile}
-    save("gpu_training", {"command": command, "origin": origin(given.commit), **measured})
+        (model / "config.json").write_text(json.dumps({**COMMON, **shape}))
+        measured = single(model, given) if given.alone else side_by_side(model, given)
+    command = f"python benchmarks/gpu_training.py {words}".strip()
+    about = {"model": given.size, "layers": shape["num_hidden_layers"], "optimizer_offload": given.offload}
+    save(given.name, {"command": command, "origin": origin(given.commit), **about, **measured})
+
+
+def single(model: Path, given: argparse.Namespace) -> dict[str, Any]:
+    found = []
+    for shape in ALONE:
+        found.append(alone(model, shape, given.offload, given.repeats))
+        print(found[-1], flush=True)
+    return {"records": found}
+
+
+def side_by_side(model: Path, given: argparse.Namespace) -> dict[str, Any]:
+    found: list[dict[str, Any]] = []
+    profile: dict[str, Any] = {"unit": "ms of the device in one step"}
+    for peer in given.peers:
+        records, kernels = measure(model, peer, PAIRS[peer], given.offload, given.repeats)
+        profile = {**kernels, "shape": records[-1]["shape"], **profile}  # the first pair's stay
+        for each in records:
+            print({name: each[name] for name in ("shape", "peer", "samebits_s", "peer_s", "ratio")}, flush=True)
+            print(each["parts"], each["peak_bytes"], flush=True)
+            found.append(each)
+    return {"records": found, "profile": profile}
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
     .venv/bin/python benchmarks/topology.py matrix --file recipes/topology-full.toml --folder runs/matrix-full
     .venv/bin/python benchmarks/topology.py reference --steps 200 --folder runs/reference-layout
+    .venv/bin/python benchmarks/topology.py gpu --folder runs/matrix-gpu --commit HASH
     .venv/bin/python benchmarks/topology.py docs
 
-write benchmarks/results/topology.json, benchmarks/results/topology_reference.json and the tables of docs/topology.md.
+write benchmarks/results/topology.json, topology_reference.json, topology_gpu.json (on a machine with a card) and the
+tables of docs/topology.md.
 What already lies in the folders is taken over, so a call that was interrupted continues.
 """
 
@@ -17,6 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from gpu_timing import origin
 from results import ROOT, provenance, save
 
 from samebits.evidence.verify import verify
@@ -35,8 +38,8 @@ def samebits(*words: str) -> int:
     return subprocess.run([sys.executable, "-m", "samebits.cli.main", *words], check=False).returncode
 
 
-def run_matrix(file: Path, folder: Path) -> None:
-    """Runs the matrix and saves its record."""
+def run_matrix(file: Path, folder: Path, name: str, made: dict[str, object]) -> None:
+    """Runs the matrix and saves its record, with where it was made."""
     code = samebits("run", "--matrix", str(file), "--matrix-dir", str(folder))
     if code not in (0, 1):
         sys.exit(f"the matrix ended with {code}: call again, what is done is taken over")
@@ -44,7 +47,7 @@ def run_matrix(file: Path, folder: Path) -> None:
     command = f"samebits run --matrix {file.as_posix()}"
     # where the model lay is of no interest elsewhere; its shape is in the record
     job = {key: value for key, value in record["job"].items() if key != "model"}
-    save("topology", {"command": command, **provenance(), **record, "job": job})
+    save(name, {"command": command, **made, **record, "job": job})
 
 
 def run_reference(steps: int, folder: Path) -> None:
@@ -72,6 +75,7 @@ def tables() -> dict[str, str]:
     """The generated parts of the page, by name, from the committed records."""
     makers = {
         "matrix": ("topology", _matrix),
+        "cards": ("topology_gpu", _matrix),
         "reference": ("topology_reference", _reference),
         "collectives": ("layouts", _collectives),
         "steps": ("layouts", _steps),
@@ -140,13 +144,18 @@ def page(text: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["matrix", "reference", "docs"])
-    parser.add_argument("--file", type=Path, default=Path("recipes/topology-full.toml"))
+    parser.add_argument("what", choices=["matrix", "reference", "gpu", "docs"])
+    parser.add_argument("--file", type=Path)
+    parser.add_argument("--commit", help="of the code that runs, where the machine has no repository")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--steps", type=int, default=200)
     given = parser.parse_args()
     if given.what == "matrix":
-        run_matrix(given.file, given.folder or Path("runs/matrix-full"))
+        file = given.file or Path("recipes/topology-full.toml")
+        run_matrix(file, given.folder or Path("runs/matrix-full"), "topology", provenance())
+    elif given.what == "gpu":
+        file = given.file or Path("recipes/topology-gpu.toml")
+        run_matrix(file, given.folder or Path("runs/matrix-gpu"), "topology_gpu", origin(given.commit))
     elif given.what == "reference":
         run_reference(given.steps, given.folder or Path("runs/reference-layout"))
     PAGE.write_text(page(PAGE.read_text()))

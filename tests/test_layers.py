@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bits": set(),
     "timeline": {"contract"},
     "arithmetic": {"_cpu"},
-    "backends": set(),
+    "backends": {"_cpu"},
     "ops": {"contract", "arithmetic", "backends", "_cpu", "bits"},
     "collectives": {"contract", "arithmetic", "backends", "bits", "_cpu"},
     "linear_logp": {"contract", "bits", "arithmetic", "ops", "backends", "collectives"},

@@ -332,15 +332,35 @@ def test_a_compiled_native_engine_proves_its_route(tmp_path: Path, name: str) ->
 
 
 @pytest.mark.parametrize(
-    ("mode", "count", "good"), [("captured", 3, True), ("captured", 0, False), ("eager", 4, True), ("eager", 3, False)]
+    ("calls", "captured", "products", "counted", "message"),
+    [
+        (4, 0, 0, 4, None),
+        (4, 9, 0, 4, None),
+        (4, 0, 0, 3, "linear is said to have run 4 times by samebits, its kernels counted 3"),
+        (4, 9, 0, 3, "linear is said to have run 4 times by samebits, its kernels counted 3"),
+        (0, 9, 0, 1, None),
+        (0, 9, 0, 0, "linear is in a graph that was captured, but no replay of it was counted"),
+        (4, 0, 1, 3, None),
+        (4, 0, "1", 3, "its kernels counted 3"),
+    ],
 )
-def test_calls_while_a_graph_is_captured_launch_nothing(tmp_path: Path, mode: str, count: int, good: bool) -> None:
+def test_only_calls_that_a_graph_captured_launch_nothing(
+    tmp_path: Path, calls: int, captured: int, products: int | str, counted: int, message: str | None
+) -> None:
     run = tmp_path / "run"
     write_run(run)
     route = next((run / "routes").glob("*rollout*"))
-    edit_json(route, lambda r: r.update(mode=mode, counters={**r["counters"], "linear": count}))
+    linear = [name for name, m in json.loads(route.read_text())["modules"].items() if m["boundary"] == "linear"]
+
+    def alter(record: dict) -> None:
+        record.update(mode="captured", counters={**record["counters"], "linear": counted}, certified_products=products)
+        for name in linear:
+            record["modules"][name].update(calls=calls, captured=captured)
+
+    edit_json(route, alter)
     reseal(run)
-    assert (verify(run).verdict is Verdict.SAME) is good
+    found = verify(run)
+    assert found.verdict is Verdict.SAME if message is None else message in found.problems[0]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from samebits.backends import device_arithmetic
 from samebits.backends.device_counters import counters
 from samebits.bits import assert_same, first_difference
-from samebits.ops.attention import BACKENDS, attention, launch, paged_attention, prepare_heads
+from samebits.ops.attention import BACKENDS, HeadConstants, attention, launch, paged_attention, prepare_heads
 from samebits.ops.attention import heads as heads_module
 from samebits.ops.rotary import rotary_table
 
@@ -243,13 +243,13 @@ def test_one_launch_prepares_heads_as_norm_rotation_and_copy_do(
     qkv = normal(300, (heads + 2 * kv_heads) * dim)
     qkv[3], qkv[4] = float("nan"), qkv[4] * 1e30
     positions = torch.randint(0, 90, (300,), generator=g, device="cuda")
-    table = tuple(part.cuda() for part in rotary_table(dim, 1e4, 100))
-    weights = (normal(dim), normal(dim), 1e-6) if norms else None
+    cos, sin = (part.cuda() for part in rotary_table(dim, 1e4, 100))
+    constants = HeadConstants((cos, sin), (normal(dim), normal(dim), 1e-6) if norms else None)
     slots = torch.randperm(20 * 16, generator=g, device="cuda")[:290]  # the last rows are padding
     slots[7] = -1
     one, other = (torch.zeros(20, kv_heads, 16, 2 * dim, dtype=torch.bfloat16, device="cuda") for _ in range(2))
-    want = heads_module._one_by_one(qkv, positions, table, weights, one, slots, heads)
-    assert_same(prepare_heads(qkv, positions, table, weights, other, slots), want, "queries")
+    want = heads_module._one_by_one(qkv, positions, constants, one, slots)
+    assert_same(prepare_heads(qkv, positions, constants, other, slots), want, "queries")
     assert_same(other, one, "pages")
-    moved = prepare_heads(qkv, positions + 1, table, weights, other, slots)
+    moved = prepare_heads(qkv, positions + 1, constants, other, slots)
     assert first_difference(moved, want)

@@ -24,7 +24,8 @@ from watched import WholeGraphEngine
 
 from samebits.backends import device_arithmetic
 from samebits.contract import run_contract
-from samebits.timeline.types import Rollout
+from samebits.evidence.routes import check_routes
+from samebits.timeline.types import Rollout, WeightVersion
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
@@ -96,6 +97,31 @@ def test_graphs_change_nothing_and_leave_evidence(eager: Engine, captured: Engin
     )
     assert grown["rotary.heads"] == grown["rms_norm.heads"] == grown["attention.merge_chunks"] > calls, grown
     assert min(grown[name] for name in ("rms_norm.forward", "linear.forward", "swiglu.forward", "sample.choose")) > 0
+
+
+def test_calls_that_computed_are_proven_one_by_one(captured: Engine) -> None:
+    captured("generate", REQUESTS)
+    proof = captured("proof")[0]
+    assert all(m["captured"] > 0 for name, m in proof["modules"].items() if name.endswith("mlp.act_fn"))
+    cases = dict.fromkeys(("attention", "ffn", "logp"), "R/R")
+    assert check_routes([proof], cases, proof["contract"], 0, 1, 1) == []
+    calls = max(m["calls"] for m in proof["modules"].values() if m["boundary"] == "swiglu")
+    for count, complaint in ((calls - 1, f"said to have run {calls} times"), (0, "its kernels counted 0")):
+        short = {**proof, "counters": {**proof["counters"], "swiglu.forward": count}}
+        assert complaint in check_routes([short], cases, proof["contract"], 0, 1, 1)[0]
+
+
+def test_new_weights_in_an_engine_with_graphs(home: Path, tiny: Path, captured: Engine) -> None:
+    """Published while steps are scheduled ahead: the graphs read the new ones, and later the old ones again."""
+    before = facts(captured("generate", REQUESTS))
+    other = make_model(home / "published", seed=2)
+    for number, model in ((1, other), (2, tiny)):
+        version = WeightVersion(number, f"{number:064x}")
+        captured("publish", str(model), version)
+        batch = captured("generate", REQUESTS)
+        assert {r.version for r in batch} == {version}
+        assert [r.logp_bits for r in batch] == response_bits(model, batch, [1.0] * len(batch), SEGMENTS, "cuda")
+        assert (facts(batch) == before) == (model == tiny)
 
 
 def test_one_at_a_time_and_from_the_prefix_cache(captured: Engine) -> None:

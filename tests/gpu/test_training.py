@@ -66,6 +66,7 @@ def one(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Res
         "default": {"config": on_gpu(qwen3), "steps": 2, "alone": True},
         "again": {"config": on_gpu(qwen3), "steps": 2},
         "strict": {"config": on_gpu(qwen3, strict_gradients=True), "steps": 2},
+        "offload": {"config": on_gpu(qwen3, optimizer_offload=1.0), "steps": 2},
         "recompute": {"config": on_gpu(qwen3, recompute=True), "steps": 1},
         **{name: {"config": on_gpu(models[name]), "steps": 1} for name in ("tied", "biased")},
     }
@@ -118,6 +119,11 @@ def test_the_same_run_twice_gives_the_same_weights(one: Results) -> None:
     for name, weight in one.weights("default").items():
         assert_same(one.weights("again")[name], weight, name)
     assert first_difference(one("default", "logp1"), one("default", "logp0")) is not None
+
+
+def test_moments_in_host_memory_change_no_bit(one: Results) -> None:
+    for name, weight in one.weights("default").items():
+        assert_same(one.weights("offload")[name], weight, f"{name} after two steps")
 
 
 def test_native_modules_differ_but_are_close(one: Results, native: Results) -> None:

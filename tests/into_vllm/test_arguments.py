@@ -15,9 +15,9 @@ import pytest
 
 from samebits.into_vllm import arguments, wheel
 from samebits.into_vllm.config import EngineConfig
-from samebits.into_vllm.engine import _arguments
 from samebits.into_vllm.patches import SYMBOLS
 from samebits.into_vllm.plan import RoutePlan
+from samebits.into_vllm.settings import engine_arguments
 
 FACTS: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "fixtures" / "vllm_wheels.json").read_text())
 
@@ -191,7 +191,7 @@ def test_the_list_of_engine_fields_is_the_engines() -> None:
     handed: set[str] = set()
     for device in ("cpu", "cuda"):
         config = EngineConfig(model="m", device=device, tp=2, max_tp=2, contract={"arithmetic": "fma32"})
-        handed |= set(_arguments(config, RoutePlan.for_engine(config, 1)))
+        handed |= set(engine_arguments(config, RoutePlan.for_engine(config, 1)))
     assert handed == set(wheel.ENGINE_FIELDS)
 
 

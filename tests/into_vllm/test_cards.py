@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from samebits.cli import wiring
-from samebits.into_vllm.engine import visible
+from samebits.into_vllm.settings import visible
 from samebits.rl.config import RunConfig
 
 

@@ -13,8 +13,12 @@ from typer.testing import CliRunner
 
 from samebits.cli.main import app
 from samebits.cli.wiring import parts
+from samebits.into_megatron.model import read_shape
+from samebits.into_megatron.plan import TrainLayout, plan
 from samebits.matrix import read_matrix, run_matrix
+from samebits.matrix.model import write_model
 from samebits.matrix.record import RECORD, TABLE, markdown
+from samebits.rl.inputs import PRESETS
 
 ROOT = Path(__file__).parents[2]
 TRAINERS = ("tp1", "tp2-sp", "cp2", "cp2-allgather", "pp2", "dp2")
@@ -152,3 +156,17 @@ def test_a_matrix_holds_all_its_settings(tmp_path: Path) -> None:
     assert (code, "leave out config and print_config" in output) == (2, True)
     found = CliRunner().invoke(app, ["run", "--matrix-dir", str(tmp_path)])
     assert (found.exit_code, "give its file with --matrix" in found.output) == (2, True)
+
+
+def test_the_layouts_of_one_card_can_be_served_and_make_the_same_micro_batches(tmp_path: Path) -> None:
+    matrix = read_matrix(ROOT / "recipes/topology-gpu.toml", {})
+    shape = read_shape(write_model(tmp_path / "model", matrix.model, PRESETS / "arithmetic/model"))
+    ranks = set()
+    for trainer, rollout in matrix.pairs:
+        config = matrix.config(trainer, rollout)
+        sizes = {name: getattr(config, f"train_{name}") for name in ("tp", "sequence_parallel", "cp", "pp", "dp")}
+        plan(TrainLayout(**sizes), shape, matrix.max_tp, config.strict_gradients)
+        # a card's gradients depend on how samples are grouped, and a rank's limit counts its own part
+        assert config.max_tokens_per_gpu * config.train_cp == matrix.config("tp1", None).max_tokens_per_gpu
+        ranks.add(config.trainer_ranks)
+    assert ranks == {1, 2, 4, 8}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from samebits.testing.cases import OPS, Case, OutOfBounds, Subject, cases
+from samebits.testing.cases.case import against_definition
 from samebits.testing.cases.guards import guarded
 from samebits.testing.cases.inputs import inside
 from samebits.testing.cases.schedules import INSTRUCTION_SETS
 from samebits.testing.conformance import DIFFERS, REFUSED, SAME, Row, chosen, main, run, table
+from samebits.testing.definitions import Definitions
 
 CPU = Subject("cpu")
 
@@ -73,6 +77,22 @@ def test_views_lie_between_poison() -> None:
     view = inside(torch.ones(2, 3), (1, 2))
     assert view.stride() == (7, 1)
     assert int(view.as_strided((28,), (1,), 0).isnan().sum()) == 22
+
+
+@pytest.mark.parametrize(("value", "outcome"), [(1.0, SAME), (-1.0, DIFFERS)])
+def test_what_a_definition_gives_is_computed_once(tmp_path: Path, value: float, outcome: str) -> None:
+    computed = []
+
+    def compute(at: Subject) -> list[torch.Tensor]:
+        computed.append(at.backend)
+        return [torch.tensor([1.0 if at.backend == "reference" else value])]
+
+    row = Row(against_definition("linear", "made-up", compute), CPU)
+    assert [run(row, Definitions(tmp_path)).outcome for _ in range(2)] == [outcome] * 2
+    assert computed.count("reference") == (1 if outcome == SAME else 3)  # again where a difference is to be shown
+    for path in tmp_path.rglob("*.json"):
+        path.write_text('["wrong"]')
+    assert run(row, Definitions(tmp_path)).outcome == outcome
 
 
 def test_a_refusal_is_told_from_a_difference() -> None:

@@ -11,6 +11,22 @@ import torch
 from samebits.backends.device_counters import counters
 
 
+def kernels(device: torch.device) -> dict[str, Any]:
+    """The name of the kernels of this process for `device`, and the counters that they advanced."""
+    return gpu_kernels(device) if device.type == "cuda" else cpu_kernels()
+
+
+def cpu_kernels() -> dict[str, Any]:
+    """The sha256 of the compiled library, its instruction set, and the counters that its kernels advanced."""
+    from samebits import _cpu
+
+    return {
+        "kernels": hashlib.sha256(Path(_cpu.__file__).read_bytes()).hexdigest(),
+        "instruction_set": _cpu.instruction_set(),
+        "counters": dict(_cpu.counters()),
+    }
+
+
 def gpu_kernels(device: torch.device) -> dict[str, Any]:
     """Sources and compiler of the Triton kernels by their sha256, the card, and the counters that kernels advanced."""
     import triton

@@ -79,6 +79,7 @@ def run(
     train_vpp: Annotated[Whole, typer.Option(help="Interleaved chunks per stage.")] = None,
     train_dp: Annotated[Whole, typer.Option(help="Trainer's data parallelism.")] = None,
     train_recompute: Annotated[Switch, typer.Option(help="Recompute layers for their gradients.")] = None,
+    train_optimizer_offload: Annotated[Real, typer.Option(help="Part of Adam's moments in host memory.")] = None,
     train_vocab_multiple: Annotated[Whole, typer.Option(help="Pads a rank's vocabulary.")] = None,
     strict_gradients: Annotated[Switch, typer.Option(help="Gradients alike in every layout.")] = None,
     gradient_segments: Annotated[Whole, typer.Option(help="Runs of samples, gradients summed apart.")] = None,

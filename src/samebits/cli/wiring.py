@@ -137,6 +137,7 @@ def trainer_arguments(
         vpp=config.train_vpp,
         dp=config.train_dp,
         recompute=config.train_recompute,
+        optimizer_offload=config.train_optimizer_offload,
         vocab_multiple=config.train_vocab_multiple,
         strict_gradients=config.strict_gradients,
         transport=config.train_transport,

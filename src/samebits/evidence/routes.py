@@ -2,8 +2,10 @@
 
 A record: {"role": "trainer" | "rollout", "engine" (rollout only), "rank", "mode": "eager" | "captured" | "compiled",
 "contract", "contract_content", "modules": {name: {"group", "boundary", "route", "implementation", "calls", ...}},
-"counters": {kernel: calls}, "kernels": sha256 of their binary, ...}. A module of a compiled part also has "nodes",
-{operator: how many nodes of the compiled graphs are this module's}, and the record has "graphs".
+"counters": {kernel: calls}, "kernels": sha256 of their binary, ...}. A module that a graph captured also has
+"captured": such calls are apart from `calls`, since they launch nothing. A module of a compiled part has "nodes",
+{operator: how many nodes of the compiled graphs are this module's}, and the record has "graphs". Where certified
+products of the vendor computed for the linear boundary the record has their number, "certified_products".
 """
 
 from __future__ import annotations
@@ -97,13 +99,13 @@ def _check_record(record: Mapping[str, Any], routes: Mapping[str, str], contract
     called: set[str] = set()
     held: set[str] = set() if _is_stage(record) else set(routes)
     for name, module in modules.items():
-        group, calls = module.get("group"), module.get("calls")
+        group, calls = module.get("group"), _calls(module) + _calls(module, "captured")
         if group not in routes:
             continue
         held.add(group)
         if module.get("route") != routes[group]:
             return f"{name} went route {module.get('route')}, declared for {group} is {routes[group]}"
-        if type(calls) is not int or calls <= 0:
+        if not calls:
             continue
         if str(module.get("implementation")).startswith(OURS) != (routes[group] == "R"):
             return f"{name} is declared {routes[group]}, but {module.get('implementation')} computed it"
@@ -146,13 +148,15 @@ def _check_witnesses(record: Mapping[str, Any], routes: Mapping[str, str]) -> st
     if not isinstance(counters, Mapping) or not all(type(count) is int for count in counters.values()):
         return "its kernel counters are missing or no integers"
     strict: dict[str, int] = {}
+    captured: set[str] = set()
     native: set[str] = set()
     for module in record["modules"].values():
-        boundary, calls = module.get("boundary"), module.get("calls")
+        boundary = module.get("boundary")
         if module.get("group") not in routes or boundary not in WITNESSES:
             continue
         if module["route"] == "R":
-            strict[boundary] = max(strict.get(boundary, 0), calls if type(calls) is int else 0)
+            strict[boundary] = max(strict.get(boundary, 0), _calls(module))
+            captured |= {boundary} if _calls(module, "captured") else set()
         else:
             native.add(boundary)
     for boundary in _judged_by_others(record):
@@ -160,10 +164,11 @@ def _check_witnesses(record: Mapping[str, Any], routes: Mapping[str, str]) -> st
         native.discard(boundary)
     for boundary, calls in strict.items():
         counted = _counted(counters, boundary)
-        # A call while a graph is captured launches nothing; the graph's kernels count every replay.
-        least = min(calls, 1) if record.get("mode") == "captured" else calls
-        if counted < least:
+        products = _calls(record, "certified_products") if boundary == "linear" else 0
+        if counted + products < calls:
             return f"{boundary} is said to have run {calls} times by samebits, its kernels counted {counted}"
+        if boundary in captured and not counted:
+            return f"{boundary} is in a graph that was captured, but no replay of it was counted"
     # A kernel that a strict boundary may use, too, says nothing: the fused log-probability multiplies by the LM head.
     used = {name for boundary in strict for name in WITNESSES[boundary]}
     for boundary in sorted(native - set(strict)):
@@ -171,6 +176,12 @@ def _check_witnesses(record: Mapping[str, Any], routes: Mapping[str, str]) -> st
         if counted:
             return f"{boundary} is declared native, but a samebits kernel counted {counted} calls of it"
     return None
+
+
+def _calls(record: Mapping[str, Any], name: str = "calls") -> int:
+    """A count of a record, 0 where it is missing or none."""
+    count = record.get(name)
+    return count if type(count) is int and count > 0 else 0
 
 
 def _judged_by_others(record: Mapping[str, Any]) -> tuple[str, ...]:

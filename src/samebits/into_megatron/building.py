@@ -16,6 +16,7 @@ from samebits.into_megatron.config import TrainerConfig
 from samebits.into_megatron.device import rank_device
 from samebits.into_megatron.gpt import ScoringModel
 from samebits.into_megatron.gradients import OrderedDataParallel
+from samebits.into_megatron.host_moments import HostMomentsAdamW
 from samebits.into_megatron.model import ModelShape, read_shape
 from samebits.into_megatron.order import GradientOrder
 from samebits.into_megatron.plan import plan
@@ -176,9 +177,25 @@ def build_optimizer(config: TrainerConfig, chunks: list[torch.nn.Module]) -> Any
             use_gloo_process_groups=False,
         )
     (optimizer,) = chained.chained_optimizers
+    if config.optimizer_offload:
+        optimizer.optimizer = _with_host_moments(optimizer.optimizer, config.optimizer_offload)
     for group in optimizer.param_groups:
         group["weight_decay"] = config.weight_decay * group["wd_mult"]
         if config.device == "cuda" and isinstance(optimizer.optimizer, torch.optim.AdamW):
             # In place, element by element; torch's default on a GPU would need copies of both moments.
             group["fused"], group["foreach"] = True, False
     return optimizer
+
+
+def _with_host_moments(optimizer: torch.optim.Optimizer, fraction: float) -> HostMomentsAdamW:
+    """The same AdamW, before its first step, with moments in host memory. ValueError for another optimizer.
+
+    Megatron's own way, HybridDeviceOptimizer, needs its distributed optimizer, which sums gradients by its own rules,
+    and updates on the CPU, whose kernel rounds in another way.
+    """
+    if not isinstance(optimizer, torch.optim.AdamW):
+        raise ValueError(
+            f"optimizer_offload serves torch's AdamW, but Megatron-Core uses {type(optimizer).__module__} here; "
+            "set optimizer_offload to 0, or remove TransformerEngine and apex"
+        )
+    return HostMomentsAdamW(optimizer.param_groups, fraction)

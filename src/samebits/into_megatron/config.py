@@ -34,7 +34,9 @@ class TrainerConfig:
     is cut into `gradient_segments` runs of samples (0: one for each data-parallel rank; 8 with `strict_gradients`,
     which makes gradients, their norm and the weights the same bits in every layout). `transport` carries
     what our collectives exchange. On `device` cuda rank r computes on card r modulo their number, so that ranks may
-    share one; `threads` means nothing there. `weight_transfer` is how exported weights are handed on.
+    share one; `threads` means nothing there. `optimizer_offload` is the fraction of Adam's moments that lies in
+    the host's memory and visits the card in pieces (cuda only; the bits are the same). `weight_transfer` is how
+    exported weights are handed on.
     """
 
     model: str
@@ -49,6 +51,7 @@ class TrainerConfig:
     vpp: int = 1
     dp: int = 1
     recompute: bool = False
+    optimizer_offload: float = 0.0
     vocab_multiple: int = 1
     strict_gradients: bool = False
     gradient_segments: int = 0
@@ -108,6 +111,10 @@ class TrainerConfig:
             )
         if self.weight_transfer == "cuda_ipc" and self.device != "cuda":
             raise ValueError("weight_transfer cuda_ipc lends tensors of a card: set device to cuda, or use files")
+        if not 0.0 <= self.optimizer_offload <= 1.0:
+            raise ValueError(f"optimizer_offload must be in [0, 1], got {self.optimizer_offload}")
+        if self.optimizer_offload and self.device != "cuda":
+            raise ValueError("optimizer_offload: on a CPU moments are in the host's memory already; set it to 0")
         if self.device == "cuda" and self.transport == "shared_memory":
             raise ValueError("transport shared_memory carries tensors of the host; use gloo or peer_memory on cuda")
         if self.device == "cpu" and self.transport == "peer_memory":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 from samebits.backends import device_arithmetic
-from samebits.backends.identity import gpu_kernels
+from samebits.backends.identity import kernels
 from samebits.contract import digest_of, held_contract, model_constants
 from samebits.contract.boundaries import BOUNDARIES
 from samebits.into_megatron.config import TrainerConfig
@@ -125,16 +124,5 @@ def route_record(
         "patches": [patch.record() for patch in patches],
         "versions": {name: version(name) for name in ("megatron-core", "torch", "samebits")},
         "device": str(device),
-        **(gpu_kernels(device) if device.type == "cuda" else _cpu_kernels()),
-    }
-
-
-def _cpu_kernels() -> dict[str, Any]:
-    """Which compiled library this process called, and the counters that its kernels advanced."""
-    from samebits import _cpu
-
-    return {
-        "kernels": hashlib.sha256(Path(_cpu.__file__).read_bytes()).hexdigest(),
-        "instruction_set": _cpu.instruction_set(),
-        "counters": dict(_cpu.counters()),
+        **kernels(device),
     }

@@ -20,9 +20,10 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import AttentionSpec
 
+from samebits.into_vllm.calls import Calls
 from samebits.into_vllm.pieces import outside_of_pieces
 from samebits.into_vllm.places import NotCovered
-from samebits.ops.attention import paged_attention, prepare_heads, write_kv
+from samebits.ops.attention import HeadConstants, paged_attention, prepare_heads, write_kv
 
 
 @dataclass
@@ -68,13 +69,13 @@ class RoutedAttentionLayer(Attention):
     There is no out-of-tree registration for this class, so the router changes the class of each instance.
     """
 
-    calls: list[int]
+    calls: Calls
 
     @classmethod
     def take_over(cls, layer: Attention) -> None:
         """Make a layer that vLLM built a routed one."""
         layer.__class__ = cls
-        layer.calls = [0]  # type: ignore[assignment]
+        layer.calls = Calls()  # type: ignore[assignment]
 
     def forward(
         self,
@@ -93,7 +94,7 @@ class RoutedAttentionLayer(Attention):
         described: Any = get_forward_context().attn_metadata
         if not described:
             return None
-        self.calls[0] += 1
+        self.calls.note()
         paged: Paged = described[self.layer_name]
         return paged
 
@@ -133,7 +134,9 @@ class FusedHeads:
         self._module = module
         self._layer: RoutedAttentionLayer = module.attn
         self._norms = _norms_of(module)
-        self._weights = (*(norm.scale for norm in self._norms), self._norms[0].eps) if self._norms else None
+        norms = (*(norm.scale for norm in self._norms), self._norms[0].eps) if self._norms else None
+        rotary = module.rotary_emb
+        self._constants = HeadConstants((rotary.cos, rotary.sin), norms)
 
     @staticmethod
     def fits(module: Any) -> bool:
@@ -164,11 +167,9 @@ class FusedHeads:
         if paged is None:
             out.zero_()
             return
-        rotary = self._module.rotary_emb
-        for part in (*self._norms, rotary):
-            part.calls[0] += 1
-        table = rotary.cos, rotary.sin
-        q = prepare_heads(qkv, positions, table, self._weights, self._layer.kv_cache, paged.slot_mapping)
+        for part in (*self._norms, self._module.rotary_emb):
+            part.calls.note()
+        q = prepare_heads(qkv, positions, self._constants, self._layer.kv_cache, paged.slot_mapping)
         self._layer.attend(q, paged, out)
 
 

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from samebits import env
-from samebits.into_vllm import pieces
 from samebits.into_vllm.config import EngineConfig
-from samebits.into_vllm.plan import PLAN_VARIABLE, RoutePlan
+from samebits.into_vllm.plan import RoutePlan
+from samebits.into_vllm.settings import engine_arguments, environment, torch_threads
 from samebits.timeline.types import (
     GenerateRequest,
     Rollout,
@@ -26,9 +26,7 @@ from samebits.timeline.types import (
 )
 from samebits.trace import Entry, TracedSequence
 
-_GIB = 1 << 30
 _LOWEST_TEMPERATURE = 0.01
-_FREE_AT_START = 0.01  # of the card: others live there, and the cache has a size of its own
 
 
 class EngineRefused(RuntimeError):
@@ -52,10 +50,9 @@ class RolloutEngine:
         cpus = sorted(os.sched_getaffinity(0))
         threads = config.threads or max(1, len(cpus) // config.tp)
         self._plan = RoutePlan.for_engine(config, threads)
-        env.export(_environment(config, self._plan, cpus, threads))
-        self._engine = self._start(_torch_threads(config, threads))
+        env.export(environment(config, self._plan, cpus, threads))
+        self._engine = self._start(torch_threads(config, threads))
         self._pids = dict(self._ask("samebits_process", during="start"))
-        self._ask("samebits_started", during="start")
         if config.forced:
             self._ask("samebits_force", during="start")
         self.proof()
@@ -172,7 +169,7 @@ class RolloutEngine:
         if self.config.tp == 1 and self.config.device == "cpu":
             torch.set_num_threads(threads)
         try:
-            return LLMEngine.from_engine_args(EngineArgs(**_arguments(self.config, self._plan)))
+            return LLMEngine.from_engine_args(EngineArgs(**engine_arguments(self.config, self._plan)))
         except Exception as error:
             raise EngineRefused(f"engine {self.config.engine} did not start: {_root(error)}") from error
 
@@ -300,110 +297,6 @@ def _support(request: GenerateRequest, tokens: Sequence[int], kept: dict[int, by
     if problem:
         raise RuntimeError(f"{request.key}: {problem}")
     return support
-
-
-def _arguments(config: EngineConfig, plan: RoutePlan) -> dict[str, Any]:
-    """vLLM's engine arguments. Eager unless asked otherwise: starting takes seconds instead of a minute."""
-    processors = ["samebits.into_vllm.sampling:SampleKeys"] if config.case.logp == "R" else []
-    processors += ["samebits.into_vllm.forced:ForcedTokens"] if config.forced else []
-    return {
-        **(_gpu_arguments(config) if config.device == "cuda" else {}),
-        "model": config.model,
-        "load_format": "samebits",
-        "worker_extension_cls": "samebits.into_vllm.worker.SamebitsWorker",
-        "additional_config": {"samebits_plan": plan.digest()},
-        "logits_processors": processors or None,
-        "logprobs_mode": "processed_logprobs",
-        "tensor_parallel_size": config.tp,
-        "distributed_executor_backend": "mp" if config.tp > 1 else "uni",
-        "dtype": "bfloat16",
-        "skip_tokenizer_init": True,
-        "enforce_eager": not (config.compiled or plan.graphs),
-        **_compiler(config),
-        "generation_config": "vllm",
-        "seed": config.seed,
-        "max_model_len": config.max_model_len,
-        "max_num_seqs": config.max_num_seqs,
-        "max_num_batched_tokens": config.max_num_batched_tokens,
-        "block_size": config.block_size,
-        "enable_prefix_caching": config.prefix_caching,
-        "enable_chunked_prefill": True,
-        "kv_cache_memory_bytes": int(config.kv_cache_gib * _GIB),
-        **({"gpu_memory_utilization": _FREE_AT_START} if config.device == "cuda" else {}),
-        "disable_log_stats": True,
-    }
-
-
-def _compiler(config: EngineConfig) -> dict[str, Any]:
-    """The compiled mode as it is, with a witness of what it compiles."""
-    if not config.compiled:
-        return {}
-    from samebits.into_vllm.compiled import inductor_settings
-
-    return {"compilation_config": {"inductor_compile_config": inductor_settings()}}
-
-
-def _gpu_arguments(config: EngineConfig) -> dict[str, Any]:
-    """Graphs without vLLM's compiler where a part is on the samebits route; vLLM's own choice else.
-
-    Decode batches are captured whole; others in pieces between attention calls where this vLLM can do that without
-    its compiler, else whole, too.
-    """
-    if config.case.all_native:
-        return {}
-    ours: dict[str, Any] = {}
-    alone = config.tp == 1
-    if not alone:  # what was run with several ranks
-        ours |= {"async_scheduling": False, "disable_custom_all_reduce": True}
-    if config.graphs:
-        mode = "FULL_AND_PIECEWISE" if alone and pieces.are_there() else "FULL"
-        ours["compilation_config"] = {"mode": 0, "cudagraph_mode": mode}
-        if config.capture_sizes:
-            ours["compilation_config"]["cudagraph_capture_sizes"] = list(config.capture_sizes)
-    if config.case.attention == "R":
-        ours["attention_backend"] = "CUSTOM"
-    return ours
-
-
-def _environment(config: EngineConfig, plan: RoutePlan, cpus: Sequence[int], threads: int) -> dict[str, str]:
-    """Variables that torch, vLLM and the plugin read, here and in the workers."""
-    return {
-        PLAN_VARIABLE: plan.to_json(),
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_USE_V2_MODEL_RUNNER": "0",
-        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-        "VLLM_NO_USAGE_STATS": "1",
-        # A whole compiled model from vLLM's own cache would come without its graphs.
-        **({"VLLM_USE_AOT_COMPILE": "0"} if config.compiled else {}),
-        **({pieces.SWITCH: "1"} if plan.graphs and config.tp == 1 and not config.case.all_native else {}),
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "HF_HUB_OFFLINE": "1",
-        **(_cpu_environment(config, cpus, threads) if config.device == "cpu" else {}),
-        **({"CUDA_VISIBLE_DEVICES": visible(config.cards)} if config.cards else {}),
-    }
-
-
-def visible(cards: Sequence[int]) -> str:
-    """Cards, numbered as this process sees them, in the words of the variable that shows them to a process."""
-    seen = str(env.read("CUDA_VISIBLE_DEVICES"))
-    names = seen.split(",") if seen else [str(card) for card in range(max(cards) + 1)]
-    return ",".join(names[card] for card in cards)
-
-
-def _cpu_environment(config: EngineConfig, cpus: Sequence[int], threads: int) -> dict[str, str]:
-    """Which cores each worker uses."""
-    shares = [[cpus[(rank * threads + i) % len(cpus)] for i in range(threads)] for rank in range(config.tp)]
-    bind = "|".join(",".join(str(cpu) for cpu in sorted(set(share))) for share in shares)
-    return {
-        "VLLM_CPU_OMP_THREADS_BIND": bind if config.tp > 1 else "nobind",
-        "OMP_NUM_THREADS": str(_torch_threads(config, threads)),
-    }
-
-
-def _torch_threads(config: EngineConfig, threads: int) -> int:
-    """Where samebits computes everything, torch keeps one thread: its idle OpenMP threads would spin for
-    milliseconds on the cores that the kernels' own threads need."""
-    return 1 if config.case.all_strict else threads
 
 
 def _as_request(number: int, sequence: TracedSequence) -> GenerateRequest:

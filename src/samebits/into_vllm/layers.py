@@ -30,6 +30,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 
 from samebits.collectives import attach, check, gather_states, tree_all_reduce_bf16
+from samebits.into_vllm.calls import Calls
 from samebits.into_vllm.config import Device
 from samebits.into_vllm.places import NotCovered
 from samebits.ops.embedding import embedding
@@ -44,11 +45,11 @@ class Routed:
 
     native: ClassVar[type[nn.Module]]
     newer: ClassVar[frozenset[str]] = frozenset()  # settings that older releases lack: they do what is covered
-    calls: list[int]
+    calls: Calls
 
     def take(self, name: str, segments: int) -> None:
         """Accept this layer for the samebits route. Raises NotCovered naming a setting that no boundary has."""
-        self.calls = [0]
+        self.calls = Calls()
         for setting, wanted in self.wants().items():
             if setting in self.newer and not hasattr(self, setting):
                 continue
@@ -100,7 +101,7 @@ class RoutedRMSNorm(Routed, RMSNorm):
         self.eps = float(self.variance_epsilon)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
-        self.calls[0] += 1
+        self.calls.note()
         if residual is None:
             return rms_norm(x, self.scale, self.eps)
         return add_rms_norm(x, residual, self.scale, self.eps)
@@ -125,7 +126,7 @@ class _RoutedColumns(Routed):
         self.offset = None if self.bias is None else self.bias.data
 
     def forward(self, input_: Tensor) -> tuple[Tensor, None]:
-        self.calls[0] += 1
+        self.calls.note()
         return linear(input_, self.matrix, self.offset), None
 
 
@@ -162,7 +163,7 @@ class RoutedRows(Routed, RowParallelLinear):
         self.offset = None if self.bias is None else self.bias.data
 
     def forward(self, input_: Tensor) -> tuple[Tensor, None]:
-        self.calls[0] += 1
+        self.calls.note()
         if self.tp_size == 1:
             return linear(input_, self.matrix, self.offset, segments=self.segments), None
         partial = linear_partial(input_, self.matrix, segments=self.segments)
@@ -173,7 +174,7 @@ class RoutedSiluAndMul(Routed, SiluAndMul):
     native = SiluAndMul
 
     def forward(self, x: Tensor) -> Tensor:
-        self.calls[0] += 1
+        self.calls.note()
         return swiglu(x)
 
 
@@ -199,7 +200,7 @@ class RoutedRotary(Routed, RotaryEmbedding):
         self.cos, self.sin = (part.to(self.cos_sin_cache.device) for part in table)
 
     def forward(self, positions: Tensor, query: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        self.calls[0] += 1
+        self.calls.note()
         return self._rotate(query, positions), None if key is None else self._rotate(key, positions)
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -232,7 +233,7 @@ class RoutedEmbedding(Routed, VocabParallelEmbedding):
         self.start = self.shard_indices.padded_org_vocab_start_index
 
     def forward(self, input_: Tensor) -> Tensor:
-        self.calls[0] += 1
+        self.calls.note()
         ids = input_.long()
         own = embedding(ids, self.matrix, start=self.start)
         if self.tp_size == 1:
@@ -270,8 +271,8 @@ class RoutedLogits(Routed, LogitsProcessor):
         embedding_bias: Tensor | None = None,
         skip_gather: bool = False,
     ) -> Tensor:
-        self.calls[0] += 1
-        lm_head.calls[0] += 1
+        self.calls.note()
+        lm_head.calls.note()
         if lm_head.tp_size == 1:
             return matmul_f32(hidden_states, lm_head.weight[: self.org_vocab_size], embedding_bias)
         logits = matmul_f32(hidden_states, lm_head.weight, embedding_bias)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -11,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samebits.backends import device_arithmetic
+from samebits.backends.identity import kernels
 from samebits.contract import digest_of, held_contract, model_constants, refusal
 from samebits.contract.boundaries import BOUNDARIES
+from samebits.into_vllm.calls import Calls
 from samebits.into_vllm.patches import DISTRIBUTION, PATCHES_BY_GROUP
 from samebits.into_vllm.places import SAMPLER, Place
 from samebits.into_vllm.plan import RoutePlan
@@ -29,9 +30,9 @@ class ProofMissing(RuntimeError):
 def route_record(state: WorkerState, rank: int, sampler: Any, keyed: bool, model: str) -> dict[str, Any]:
     """Everything that one worker can say about its routes, as plain data. `model` is the directory it was built from.
 
-    `calls` counts what a routed layer computed; of a native layer it only says whether it was ever called,
-    so that counting costs the native side nothing. `counters` are advanced by the kernels themselves. `keyed`: the keys
-    of draws are kept.
+    `calls` counts what a routed layer computed, `captured` its calls that a graph captured; of a native layer `calls`
+    only says whether it was ever called, so that counting costs the native side nothing. `counters` are advanced by
+    the kernels themselves. `keyed`: the keys of draws are kept.
     """
     plan, version_held = state.plan, state.weights.version
     held = _held_contract(plan, model)
@@ -51,7 +52,7 @@ def route_record(state: WorkerState, rank: int, sampler: Any, keyed: bool, model
         "modules": {
             **{one.name: _routed_record(one) for one in state.modules},
             SAMPLER.pattern: _module_record(
-                SAMPLER, plan.route(SAMPLER.group), class_name(sampler), getattr(sampler, "calls", [0])[0]
+                SAMPLER, plan.route(SAMPLER.group), class_name(sampler), getattr(sampler, "calls", Calls()).computed
             ),
         },
         "patches": [
@@ -61,19 +62,8 @@ def route_record(state: WorkerState, rank: int, sampler: Any, keyed: bool, model
             for patch in patches
         ],
         "versions": {name: version(name) for name in (DISTRIBUTION, "torch", "samebits")},
-        **(_cpu_kernels() if plan.device == "cpu" else _gpu_kernels()),
+        **_kernels(plan),
         "weights": None if version_held is None else [version_held.counter, version_held.digest],
-    }
-
-
-def _cpu_kernels() -> dict[str, Any]:
-    """Which compiled library this process called, and the counters that its kernels advanced."""
-    from samebits import _cpu
-
-    return {
-        "kernels": hashlib.sha256(Path(_cpu.__file__).read_bytes()).hexdigest(),
-        "instruction_set": _cpu.instruction_set(),
-        "counters": _cpu.counters(),
     }
 
 
@@ -84,25 +74,16 @@ def graph_identities() -> list[dict[str, Any]]:
     return [{name: graph[name] for name in ("digest", "nodes", "samebits")} for graph in graphs()]
 
 
-def _gpu_kernels() -> dict[str, Any]:
-    """The sources and the compiler of the kernels, and the counters that they advanced in device memory."""
+def _kernels(plan: RoutePlan) -> dict[str, Any]:
+    """The kernels of this process and their counters; on a GPU also which products of the vendor may replace them."""
     import torch
-    import triton
 
-    import samebits.collectives
-    import samebits.ops
-    from samebits.backends.device_counters import counters
+    if plan.device == "cpu":
+        return kernels(torch.device("cpu"))
     from samebits.ops.linear import vendor
 
-    name = hashlib.sha256(f"triton {triton.__version__}".encode())
-    for room in (samebits.ops, samebits.collectives):
-        for source in sorted(Path(next(iter(room.__path__))).rglob("*.py")):
-            name.update(source.read_bytes())
-    major, minor = torch.cuda.get_device_capability()
     return {
-        "kernels": name.hexdigest(),
-        "instruction_set": f"sm_{major}{minor}",
-        "counters": counters(),
+        **kernels(torch.device("cuda", torch.cuda.current_device())),
         "certificates": [certificate.as_data() for certificate in vendor.certificates()],
         "certified_products": vendor.served(),
     }
@@ -133,6 +114,7 @@ def arithmetic_of(plan: RoutePlan) -> str:
 
 def _routed_record(one: RoutedModule) -> dict[str, Any]:
     record = _module_record(one.place, one.route, one.implementation, one.calls)
+    record |= {"captured": one.captured} if one.captured else {}
     return record if one.nodes is None else {**record, "nodes": one.nodes}
 
 

@@ -15,6 +15,7 @@ from vllm.model_executor.layers.attention import Attention
 
 from samebits.contract.routes import Route
 from samebits.into_vllm.attention import RoutedAttention, RoutedAttentionLayer
+from samebits.into_vllm.calls import Calls
 from samebits.into_vllm.compiled import count_calls, graphs
 from samebits.into_vllm.layers import ROUTED_LAYERS, Routed
 from samebits.into_vllm.places import ARCHITECTURES, NotCovered, Place, places_of
@@ -52,8 +53,17 @@ class RoutedModule:
         a compiled part ran as often as that part did, if nodes of the compiled graph are its own."""
         if self.nodes == {}:
             return 0
-        module: Any = self.module
-        return module.calls[0] if isinstance(module, Routed | RoutedAttentionLayer) else self.seen[0]
+        return self.seen[0] if self.counts is None else self.counts.computed
+
+    @property
+    def captured(self) -> int:
+        """How often a graph captured a call of it, on the samebits route."""
+        return 0 if self.counts is None else self.counts.captured
+
+    @property
+    def counts(self) -> Calls | None:
+        """The calls of a module on the samebits route."""
+        return self.module.calls if isinstance(self.module, Routed | RoutedAttentionLayer) else None
 
     @property
     def implementation(self) -> str:

@@ -21,6 +21,7 @@ from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcess
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
+from samebits.into_vllm.calls import Calls
 from samebits.into_vllm.forced import forced_tokens
 from samebits.into_vllm.places import NotCovered
 from samebits.ops.logprob import logprob
@@ -147,11 +148,11 @@ class KeyedSampler(Sampler):
     `supports` holds the kept ids of tokens drawn under limits, by request and position, until somebody takes them.
     """
 
-    calls: list[int]
+    calls: Calls
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.calls = [0]
+        self.calls = Calls()
         self.supports: dict[int, dict[int, bytes]] = {}
 
     def forward(
@@ -166,7 +167,7 @@ class KeyedSampler(Sampler):
         Returns token ids [rows, 1], and log-probabilities, fp32 [rows, 1 + n]: of the drawn token, then of the n
         likeliest, where a request asked for these. All come from these logits.
         """
-        self.calls[0] += 1
+        self.calls.note()
         rows, device = logits.shape[0], logits.device
         if not sampling_metadata.logitsprocs.argmax_invariant:
             return self._warm_up(logits)

@@ -16,6 +16,7 @@ from vllm.forward_context import get_forward_context
 
 from samebits import _cpu
 from samebits.into_vllm.attention import Paged, RoutedAttentionLayer
+from samebits.into_vllm.calls import Calls
 from samebits.into_vllm.routing import RoutedModule
 from samebits.ops.attention.scale import exponent_scale
 
@@ -52,7 +53,7 @@ class StraightDecoder:
         self.attention = [layer.self_attn.attn for layer in inner.layers]
         self.layers = [_layer(layer) for layer in inner.layers]
         self.final_norm = inner.norm.scale.data_ptr()
-        self._calls: list[Any] = [m.module.calls for m in modules if m.name.startswith("model.")]
+        self._calls: list[Calls] = [m.counts for m in modules if m.counts and m.name.startswith("model.")]
         self._rotary_calls = first.self_attn.rotary_emb.calls
         self._eps = first.input_layernorm.eps
         self._rotary = first.self_attn.rotary_emb
@@ -90,8 +91,8 @@ class StraightDecoder:
         if not described:  # vLLM's warm-up
             return torch.zeros(tokens, self._hidden, dtype=torch.bfloat16)
         for calls in self._calls:
-            calls[0] += 1
-        self._rotary_calls[0] += len(self.layers) - 1
+            calls.computed += 1
+        self._rotary_calls.computed += len(self.layers) - 1
         paged: Paged = described[self.attention[0].layer_name]
         _check(paged)
         out = torch.empty(tokens, self._hidden, dtype=torch.bfloat16)

@@ -9,9 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from samebits.into_vllm.attention import RoutedAttentionLayer
 from samebits.into_vllm.forced import force_native
-from samebits.into_vllm.layers import Routed, check_workers
+from samebits.into_vllm.layers import check_workers
 from samebits.into_vllm.loader import WorkerState
 from samebits.into_vllm.proof import route_record
 from samebits.into_vllm.sampling import KeyedSampler, holds_keys
@@ -57,14 +56,6 @@ class SamebitsWorker:
         """What was kept for tokens drawn under limits since the last call: request -> position -> ids (int32)."""
         taken: dict[int, dict[int, bytes]] = self.model_runner.sampler.take_supports()
         return taken
-
-    def samebits_started(self) -> None:
-        """Warm-up and captures are over. Their calls show that a module is in what is replayed, not how often it
-        computes, so they count once."""
-        state = self._samebits_state()
-        for one in state.modules if state else ():
-            if isinstance(one.module, Routed | RoutedAttentionLayer):
-                one.module.calls[0] = min(one.module.calls[0], 1)
 
     def samebits_process(self) -> tuple[int, int]:
         """(rank, process id)."""

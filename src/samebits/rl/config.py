@@ -79,6 +79,9 @@ class RunConfig(BaseModel):
     train_vpp: int = Field(1, ge=1, description="model chunks per pipeline stage, interleaved when more than one")
     train_dp: int = Field(1, ge=1, description="data-parallel ranks of the trainer")
     train_recompute: bool = Field(False, description="layers keep their inputs only and run again for the gradients")
+    train_optimizer_offload: float = Field(
+        0.0, ge=0, le=1, description="part of Adam's moments in host memory; on a card, bits do not depend on it"
+    )
     train_vocab_multiple: int = Field(1, ge=1, description="vocabulary rows of a trainer rank: a multiple of this")
     strict_gradients: bool = Field(False, description="gradients and weights are the same bits in every train layout")
     gradient_segments: int = Field(
@@ -127,6 +130,8 @@ class RunConfig(BaseModel):
             raise ValueError("native_compile is for a native rollout side: set case to P/P (or R/P), or leave it out")
         if self.weight_transfer == "cuda_ipc" and self.device != "cuda":
             raise ValueError("weight_transfer cuda_ipc needs both sides on GPUs: set device to cuda, or use files")
+        if self.train_optimizer_offload and self.device != "cuda":
+            raise ValueError("train_optimizer_offload takes moments off a card: set device to cuda, or leave it out")
         if self.rollout_engines > self.global_batch_size:
             raise ValueError(
                 f"rollout_engines {self.rollout_engines} exceeds the {self.global_batch_size} samples per step; "

@@ -15,9 +15,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from samebits.backends import ARITHMETICS, announced
-from samebits.testing.cases import OPS, Case, Subject, applies, cases, difference
+from samebits.bits import digest
+from samebits.testing.cases import OPS, Case, Subject, applies, cases, compared, left_of, right_of
+from samebits.testing.definitions import Definitions
 
 SAME, DIFFERS, FAILED, REFUSED = "same", "DIFFERS", "FAILED", "refused"
 
@@ -57,17 +60,28 @@ def chosen(rows: Sequence[Row], text: str) -> list[Row]:
     return exact or [row for row in rows if all(word in str(row) for word in text.split())]
 
 
-def run(row: Row) -> Result:
-    """Compute both sides and compare them. A backend's exceptions are results, too."""
+def run(row: Row, definitions: Definitions | None = None) -> Result:
+    """Compute both sides and compare them. A backend's exceptions are results, too.
+
+    Where `definitions` knows what the definition gives it is computed only to say how the subject differs.
+    """
     begin = time.perf_counter()
     try:
-        why = difference(row.case, row.subject)
+        why = _difference(row.case, row.subject, definitions)
         outcome = DIFFERS if why else SAME
     except ValueError as error:
         outcome, why = REFUSED, str(error)
     except Exception as error:  # noqa: BLE001  whatever a backend under test raises is its result
         outcome, why = FAILED, f"{type(error).__name__}: {error}"
     return Result(row, outcome, why, time.perf_counter() - begin)
+
+
+def _difference(case: Case, subject: Subject, definitions: Definitions | None) -> str:
+    left = left_of(case, subject)
+    known = definitions.digests(case, subject.arithmetic) if definitions is not None and case.by_definition else None
+    if known == [digest(tensor) for tensor in left]:
+        return ""
+    return compared(left, right_of(case, subject))
 
 
 def ops_of(backend: str) -> tuple[str, ...]:
@@ -79,7 +93,8 @@ def ops_of(backend: str) -> tuple[str, ...]:
 def results(words: Sequence[str], rows: Sequence[Row], processes: int) -> Iterator[Result]:
     """The result of each row, in their order; `words` are the arguments that chose them."""
     if processes == 1:
-        yield from map(run, rows)
+        definitions = _definitions(_parsed(words))
+        yield from (run(row, definitions) for row in rows)
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
@@ -89,7 +104,8 @@ def results(words: Sequence[str], rows: Sequence[Row], processes: int) -> Iterat
 
 def _nth(words: Sequence[str], number: int) -> tuple[str, str, float]:
     """What the row of this number gives, without the row: its functions don't travel between processes."""
-    result = run(_rows(_parsed(words))[number])
+    asked = _parsed(words)
+    result = run(_rows(asked)[number], _definitions(asked))
     return result.outcome, result.why, result.seconds
 
 
@@ -102,7 +118,12 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--long", action="store_true", help="the cases of `make conformance`, too")
     parser.add_argument("--list", action="store_true", help="print the table and run nothing")
     parser.add_argument("--processes", type=int, default=1, help="how many take cases in turn")
+    parser.add_argument("--definitions", type=Path, metavar="FOLDER", help="keeps what definitions give between runs")
     return parser.parse_args(words)
+
+
+def _definitions(asked: argparse.Namespace) -> Definitions | None:
+    return None if asked.definitions is None else Definitions(asked.definitions)
 
 
 def _rows(asked: argparse.Namespace) -> list[Row]:

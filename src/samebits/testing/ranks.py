@@ -4,6 +4,7 @@
 
 The function gets a `Rank` and returns tensors by name. `python -m samebits.testing.ranks` is the other side: it runs
 the file, calls its `preload()` where it has one (imports that would cost every rank seconds), and parts into ranks.
+Where torch is built for GPUs it parts first: a process that has looked for a card can't hand one on.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -75,10 +77,13 @@ def run_ranks(file: str, function: str, world: int, directory: Path, *arguments:
 def _part(file: str, function: str, world: int, directory: Path, *arguments: str) -> int:
     """Fork one process per rank and wait for all. 1, with the output of the first that failed, or 0."""
     torch.set_num_threads(1)  # a forked process does not have the threads of OpenMP
-    program = runpy.run_path(file)
-    program.get("preload", lambda: None)()
+    program = None if torch.backends.cuda.is_built() else _program(file)
     ranks = [Rank(rank, world, str(directory / "rendezvous")) for rank in range(world)]
-    children = [_fork(me, lambda me: _rank(me, program[function], directory, *arguments), directory) for me in ranks]
+
+    def run(me: Rank) -> None:
+        _rank(me, (program or _program(file))[function], directory, *arguments)
+
+    children = [_fork(me, run, directory) for me in ranks]
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     for rank, code in enumerate(codes):
         if code != 0:
@@ -86,6 +91,12 @@ def _part(file: str, function: str, world: int, directory: Path, *arguments: str
             print(_log(directory, rank).read_text(errors="replace"))
             return 1
     return 0
+
+
+def _program(file: str) -> dict[str, Any]:
+    found = runpy.run_path(file)
+    found.get("preload", lambda: None)()
+    return found
 
 
 def _fork(me: Rank, run: Callable[[Rank], None], directory: Path) -> int:

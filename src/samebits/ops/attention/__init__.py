@@ -12,6 +12,7 @@ from samebits.backends import lazy, pick, pick_arithmetic
 from samebits.ops.attention import checks
 from samebits.ops.attention.contract import ATTENTION as ATTENTION
 from samebits.ops.attention.contract import ATTENTION_BACKWARD as ATTENTION_BACKWARD
+from samebits.ops.attention.heads import HeadConstants as HeadConstants
 from samebits.ops.attention.heads import prepare_heads as prepare_heads
 
 BACKENDS = lazy("samebits.ops.attention", "cpu", "reference", "triton")

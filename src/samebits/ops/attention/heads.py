@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -9,23 +11,26 @@ from samebits.ops.rms_norm import rms_norm
 from samebits.ops.rotary import rotary
 
 
+@dataclass(frozen=True)
+class HeadConstants:
+    """What a layer does to its heads: `table` is cos and sin of `rotary_table`; `norms` are weights [D] of queries and
+    keys and their eps, where the model has QK-norm."""
+
+    table: tuple[Tensor, Tensor]
+    norms: tuple[Tensor, Tensor, float] | None = None
+
+
 def prepare_heads(
-    qkv: Tensor,
-    positions: Tensor,
-    table: tuple[Tensor, Tensor],
-    norms: tuple[Tensor, Tensor, float] | None,
-    kv_cache: Tensor,
-    slot_mapping: Tensor,
+    qkv: Tensor, positions: Tensor, constants: HeadConstants, kv_cache: Tensor, slot_mapping: Tensor
 ) -> Tensor:
     """Queries [T, Hq, D] bf16; keys and values go to the slots of kv_cache [blocks, Hkv, block_size, 2 D].
 
-    qkv [T, (Hq + 2 Hkv) D] bf16, heads side by side; `norms`: weights [D] of q and k and their eps, where the model
-    has QK-norm; `table`: cos and sin of `rotary_table`; positions and slot_mapping int64 [T]. The bits are those of
+    qkv [T, (Hq + 2 Hkv) D] bf16, heads side by side; positions and slot_mapping int64 [T]. The bits are those of
     `rms_norm`, `rotary` and `write_kv` one after the other; on a GPU all of it is one launch. No gradients.
     Raises ValueError on other dtypes or shapes.
     """
     kv_heads, dim = kv_cache.shape[1], kv_cache.shape[3] // 2
-    heads = qkv.shape[-1] // dim - 2 * kv_heads
+    heads = query_heads(qkv, kv_cache)
     if qkv.dtype != torch.bfloat16 or qkv.ndim != 2 or heads < 1 or qkv.shape[1] != (heads + 2 * kv_heads) * dim:
         raise ValueError(
             f"prepare_heads: qkv must be bfloat16 [T, (Hq + 2 * {kv_heads}) * {dim}] for this cache, "
@@ -37,28 +42,25 @@ def prepare_heads(
         from samebits.ops.attention import triton_heads
 
         if triton_heads.serves(dim):
-            q = torch.empty(qkv.shape[0], heads, dim, dtype=torch.bfloat16, device=qkv.device)
-            triton_heads.prepare(qkv, positions.long(), table, norms, kv_cache, slot_mapping, q)
-            return q
-    return _one_by_one(qkv, positions, table, norms, kv_cache, slot_mapping, heads)
+            return triton_heads.prepare(qkv, positions.long(), constants, kv_cache, slot_mapping)
+    return _one_by_one(qkv, positions, constants, kv_cache, slot_mapping)
+
+
+def query_heads(qkv: Tensor, kv_cache: Tensor) -> int:
+    """The heads of a row that are no key's and no value's."""
+    return qkv.shape[-1] // (kv_cache.shape[3] // 2) - 2 * kv_cache.shape[1]
 
 
 def _one_by_one(
-    qkv: Tensor,
-    positions: Tensor,
-    table: tuple[Tensor, Tensor],
-    norms: tuple[Tensor, Tensor, float] | None,
-    kv_cache: Tensor,
-    slot_mapping: Tensor,
-    heads: int,
+    qkv: Tensor, positions: Tensor, constants: HeadConstants, kv_cache: Tensor, slot_mapping: Tensor
 ) -> Tensor:
     from samebits.ops.attention import write_kv
 
     kv_heads, dim = kv_cache.shape[1], kv_cache.shape[3] // 2
-    q, k, v = qkv.view(len(qkv), -1, dim).split([heads, kv_heads, kv_heads], dim=1)
-    if norms is not None:
-        q_weight, k_weight, eps = norms
+    q, k, v = qkv.view(len(qkv), -1, dim).split([query_heads(qkv, kv_cache), kv_heads, kv_heads], dim=1)
+    if constants.norms is not None:
+        q_weight, k_weight, eps = constants.norms
         q, k = rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
-    q, k = (rotary(part, positions, *table) for part in (q, k))
+    q, k = (rotary(part, positions, *constants.table) for part in (q, k))
     write_kv(k, v, kv_cache, slot_mapping)
     return q

@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from samebits.arithmetic.triton import count_launch, fold_halves_of, round_bf16_of
 from samebits.backends.device_counters import slot
+from samebits.ops.attention.heads import HeadConstants, query_heads
 from samebits.ops.rms_norm.contract import LANES
 
 ROWS = 8  # heads of one token that a program takes
@@ -65,26 +67,20 @@ def prepare_heads(
     tl.store(page + HALF, y2, mask=held)
 
 
-def prepare(
-    qkv: Tensor,
-    positions: Tensor,
-    table: tuple[Tensor, Tensor],
-    norms: tuple[Tensor, Tensor, float] | None,
-    kv_cache: Tensor,
-    slot_mapping: Tensor,
-    q: Tensor,
-) -> None:
-    """Fills q [T, Q, D] and the slots of kv_cache; `norms` are the weights of q and k, and their eps."""
-    tokens, heads, dim = q.shape
+def prepare(qkv: Tensor, positions: Tensor, constants: HeadConstants, kv_cache: Tensor, slot_mapping: Tensor) -> Tensor:
+    """Queries [T, Q, D]; fills the slots of kv_cache."""
+    tokens, heads, dim = qkv.shape[0], query_heads(qkv, kv_cache), kv_cache.shape[3] // 2
     kv_heads, size = kv_cache.shape[1:3]
+    q = torch.empty(tokens, heads, dim, dtype=torch.bfloat16, device=qkv.device)
     if tokens == 0:
-        return
-    q_weight, k_weight, eps = norms or (None, None, 0.0)
+        return q
+    q_weight, k_weight, eps = constants.norms or (None, None, 0.0)
     counter = slot("rotary.heads", q.device)
     prepare_heads[(tokens, triton.cdiv(heads + 2 * kv_heads, ROWS))](
-        qkv, positions, *table, q_weight, k_weight, q, kv_cache, slot_mapping, counter,
-        slot("rms_norm.heads", q.device) if norms else counter,
+        qkv, positions, *constants.table, q_weight, k_weight, q, kv_cache, slot_mapping, counter,
+        slot("rms_norm.heads", q.device) if constants.norms else counter,
         slot_mapping.shape[0], qkv.stride(0), *kv_cache.stride()[:3], eps,
-        Q=heads, KV=kv_heads, HALF=dim // 2, SIZE=size, NORM=norms is not None, ROWS=ROWS, num_warps=4,
+        Q=heads, KV=kv_heads, HALF=dim // 2, SIZE=size, NORM=constants.norms is not None, ROWS=ROWS, num_warps=4,
         enable_fp_fusion=False,
     )  # fmt: skip
+    return q

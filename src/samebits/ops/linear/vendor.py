@@ -85,7 +85,7 @@ def certificates() -> tuple[Certificate, ...]:
 
 
 def served() -> int:
-    """How often `product` computed in this process. The replay of a captured graph doesn't show here."""
+    """How often `product` computed in this process. What a graph captures and replays doesn't show here."""
     return _served[0]
 
 
@@ -101,13 +101,14 @@ def product(x: Tensor, weight: Tensor, y: Tensor) -> bool:
     if y.dtype != torch.bfloat16 or not all(t.is_contiguous() and t.data_ptr() % ALIGNMENT == 0 for t in (x, weight)):
         return False
     torch.mm(x, weight.t(), out=y)
-    _served[0] += 1
+    if not torch.cuda.is_current_stream_capturing():
+        _served[0] += 1
     return True
 
 
 def _agrees(x: Tensor, weight: Tensor) -> bool:
     want = torch.empty(x.shape[0], weight.shape[0], dtype=torch.bfloat16, device=x.device)
-    own.matmul(x, weight, want, device_arithmetic(x.device), name="linear.certify")
+    own.matmul(x, weight, want, device_arithmetic(x.device), name="certify.linear")
     eager = torch.mm(x, weight.t())
     captured = torch.empty_like(want)
     graph = torch.cuda.CUDAGraph()

@@ -35,6 +35,29 @@ def terms_of_rows(z, q, i, counter, n, BLOCK: tl.constexpr):
     tl.store(i + at, exponent.to(tl.int64), mask=at < n)
 
 
+@triton.jit
+def scaled_rows(logits, temperature, z, counter, V, stride, BLOCK: tl.constexpr):
+    count_launch(counter)
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    logit = tl.load(logits + row * stride + at, mask=at < V, other=0.0)
+    value = tl.div_rn(logit, tl.broadcast_to(tl.load(temperature + row), logit.shape))
+    tl.store(z + row * V + at, value, mask=at < V)
+
+
+def _scaled(logits: Tensor, temperature: Temperature) -> Tensor:
+    rows, columns = logits.shape
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    warm = torch.as_tensor(temperature, dtype=torch.float32, device=logits.device).expand(rows).contiguous()
+    z = torch.empty(rows, columns, dtype=torch.float32, device=logits.device)
+    if z.numel():
+        scaled_rows[(rows, triton.cdiv(columns, BLOCK))](
+            logits, warm, z, slot("sample_support.scaled", z.device), columns, logits.stride(0), BLOCK=BLOCK,
+            enable_fp_fusion=False,
+        )  # fmt: skip
+    return z
+
+
 def _terms(z: Tensor) -> tuple[Tensor, Tensor]:
     z = z.contiguous()
     q, i = (torch.empty(z.shape, dtype=torch.int64, device=z.device) for _ in range(2))
@@ -46,7 +69,7 @@ def _terms(z: Tensor) -> tuple[Tensor, Tensor]:
 def support(logits: Tensor, temperature: Temperature, limits: Limits) -> Kept:
     """As the definition; the result lies on the CPU."""
     device = logits.device
-    z = logits / torch.as_tensor(temperature, dtype=torch.float32, device=device).reshape(-1, 1)
+    z = _scaled(logits, temperature)
     top = logprob.state(z, 1.0)[:, 0]
     none = (top < -TOP_LIMIT) | (top >= TOP_LIMIT)
     there = Limits(limits.top_k.to(device), limits.top_p.to(device), limits.min_p.to(device))
@@ -88,6 +111,11 @@ def _only(logits: Tensor, kept: Kept) -> tuple[Tensor, Tensor]:
 
 
 KERNELS = (
+    (
+        "scaled", scaled_rows,
+        {"logits": "*fp32", "temperature": "*fp32", "z": "*fp32", "counter": "*i64", "V": "i32", "stride": "i64"},
+        {"BLOCK": BLOCK}, {"num_warps": 4},
+    ),
     (
         "terms", terms_of_rows, {"z": "*fp32", "q": "*i64", "i": "*i64", "counter": "*i64", "n": "i32"},
         {"BLOCK": BLOCK}, {"num_warps": 4},
