@@ -1,8 +1,9 @@
 """Generated tokens per second of vLLM on a GPU at the sizes of Qwen3-8B: with samebits, as it is, batch-invariant.
 
-`python benchmarks/gpu_throughput.py --commit HASH` where there are a GPU and vLLM. Every arm is an engine in a process
-of its own; all of them share the card, so that they can take turns without starting again: while one computes, the
-others wait. Weights are random, prompts too; every token is drawn at temperature 1 and comes with its log-probability.
+`python benchmarks/gpu_throughput.py --commit HASH` where there are a GPU and vLLM, with `--tp N` where there are N
+cards. Every arm is an engine in a process of its own; all of them share the cards, so that they can take turns without
+starting again: while one computes, the others wait. Weights are random, prompts too; every token is drawn at
+temperature 1 and comes with its log-probability.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ DECODED = 32  # steps of one token each, the difference of two responses
 Kernels = dict[str, list[float]]  # name -> calls and microseconds on the device
 
 
-def strict_engine(model: str) -> RolloutEngine:
-    """The rollout engine with every module on the samebits route."""
+def strict_engine(model: str, tp: int = 1) -> RolloutEngine:
+    """The rollout engine with every module on the samebits route, on `tp` cards."""
     import torch
 
     from samebits.backends import device_arithmetic
@@ -79,7 +80,8 @@ def strict_engine(model: str) -> RolloutEngine:
 
     arithmetic = device_arithmetic(torch.device("cuda", 0))
     return RolloutEngine(EngineConfig(
-        model=model, contract=run_contract(BOUNDARIES, segments=1, arithmetic=arithmetic).as_data(), device="cuda",
+        model=model, contract=run_contract(BOUNDARIES, segments=tp, arithmetic=arithmetic).as_data(), device="cuda",
+        tp=tp, max_tp=tp,
         random_weights=True, max_model_len=MAX_LEN, max_num_seqs=MAX_SEQS, max_num_batched_tokens=STEP_TOKENS,
         block_size=16, kv_cache_gib=CACHE_GIB, prefix_caching=False, capture_sizes=CAPTURED,
     ))  # fmt: skip
@@ -88,8 +90,8 @@ def strict_engine(model: str) -> RolloutEngine:
 class Strict:
     """`strict_engine`, as a run uses it."""
 
-    def __init__(self, model: str) -> None:
-        self._engine = strict_engine(model)
+    def __init__(self, model: str, tp: int) -> None:
+        self._engine = strict_engine(model, tp)
 
     def generate(self, prompts: list[list[int]], tokens: int) -> int:
         """How many tokens came."""
@@ -121,7 +123,7 @@ class Native:
     FlashInfer's sampler is off: nothing limits what is drawn here, and the package need not be installed.
     """
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, tp: int) -> None:
         from vllm import LLM
 
         self._traces = tempfile.mkdtemp()
@@ -129,7 +131,7 @@ class Native:
         self._engine = LLM(
             model=model, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", max_model_len=MAX_LEN,
             max_num_seqs=MAX_SEQS, max_num_batched_tokens=STEP_TOKENS, kv_cache_memory_bytes=CACHE_GIB << 30,
-            gpu_memory_utilization=0.01, enable_prefix_caching=False, generation_config="vllm",
+            tensor_parallel_size=tp, gpu_memory_utilization=0.01, enable_prefix_caching=False, generation_config="vllm",
             compilation_config={"cudagraph_capture_sizes": list(CAPTURED)},
             profiler_config={
                 "profiler": "torch", "torch_profiler_dir": self._traces, "torch_profiler_with_stack": False,
@@ -165,12 +167,12 @@ def _add(found: Kernels, name: str, calls: float, microseconds: float) -> None:
     held[1] += microseconds
 
 
-def serve(arm: str, model: str) -> None:
+def serve(arm: str, model: str, tp: int) -> None:
     """One arm: a workload per line of standard input; per line of standard output the seconds that it took, or the
     kernels that ran, where these are wanted."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else is printed goes where errors go
-    engine = Strict(model) if arm == "samebits" else Native(model)
+    engine = Strict(model, tp) if arm == "samebits" else Native(model, tp)
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
         work, seed, profiled = json.loads(line)
@@ -190,10 +192,10 @@ def serve(arm: str, model: str) -> None:
 class Arm:
     """An engine in a process of its own."""
 
-    def __init__(self, name: str, model: str, logs: Path) -> None:
+    def __init__(self, name: str, model: str, tp: int, logs: Path) -> None:
         self.name = name
         self._log = (logs / f"{name}.log").open("w")
-        command = [sys.executable, __file__, "--serve", name, "--model", model]
+        command = [sys.executable, __file__, "--serve", name, "--model", model, "--tp", str(tp)]
         variables = {**os.environ, "PYTHONUNBUFFERED": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
         variables["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
         if name == "batch-invariant":
@@ -300,6 +302,7 @@ def main() -> None:
     parser.add_argument("--commit")
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds; a short one before them warms up")
+    parser.add_argument("--tp", type=int, default=1, help="cards, and workers of each engine")
     parser.add_argument("--shrink", type=int, default=1, help="divide the length of every response by this")
     parser.add_argument("--budget", type=float, default=3600.0, help="seconds for all of it, starting included")
     parser.add_argument("--profile", action="store_true", help="then say which kernels take the time")
@@ -308,14 +311,15 @@ def main() -> None:
     parser.add_argument("--model", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:
-        serve(given.serve, given.model)
+        serve(given.serve, given.model, given.tp)
         return
     from gpu_timing import origin
     from results import save
 
     works = [Workload(w.batch, w.given, max(WARMING, w.tokens // given.shrink)) for w in WORKLOADS]
+    name = "gpu_throughput" if given.tp == 1 else f"gpu_throughput_tp{given.tp}"
     settings = {
-        "max_model_len": MAX_LEN, "max_num_seqs": MAX_SEQS, "max_num_batched_tokens": STEP_TOKENS,
+        "tp": given.tp, "max_model_len": MAX_LEN, "max_num_seqs": MAX_SEQS, "max_num_batched_tokens": STEP_TOKENS,
         "kv_cache_gib": CACHE_GIB, "captured": CAPTURED, "responses_divided_by": given.shrink,
     }  # fmt: skip
     about = {
@@ -326,20 +330,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as model:
         (Path(model) / "config.json").write_text(json.dumps(QWEN3_8B))
         start = time.monotonic()
-        arms = [Arm(name, model, given.logs) for name in given.arms]
+        arms = [Arm(arm, model, given.tp, given.logs) for arm in given.arms]
         try:
             for arm in arms:
                 arm.wait()
                 print(f"{arm.name} serves after {time.monotonic() - start:.0f} s", flush=True)
             for taken in measure(arms, works, given.rounds, start + given.budget):
                 rows = records(taken, works)
-                save("gpu_throughput", {**about, "records": rows})
+                save(name, {**about, "records": rows})
             profiles: list[dict[str, Any]] = []
             for what, work in PROFILED if given.profile else ():
                 for arm in arms:
                     profiles.append(profile(arm, what, work))
                     print(f"{what} {work.shape} {arm.name}: {profiles[-1]['us']:.0f} us", flush=True)
-                    save("gpu_throughput_profile", {**about, "records": profiles})
+                    save(f"{name}_profile", {**about, "records": profiles})
         finally:
             for arm in arms:
                 arm.close()

@@ -204,9 +204,10 @@ def throughput(data: Data) -> str:
     }
     said = ", ".join(f"{mean:.2f} against {peer}" for peer, mean in means.items())
     repeats = min(len(times) for r in data["records"] for times in r["repeats"].values())
+    cards = data["settings"].get("tp", 1)
     return "\n\n".join((
-        "## vLLM throughput",
-        "Generated tokens per second at the sizes of Qwen3-8B, one card, random weights; every token is drawn at "
+        "## vLLM throughput" + (f", {cards} cards" if cards > 1 else ""),
+        f"Generated tokens per second at the sizes of Qwen3-8B, TP{cards}, random weights; every token is drawn at "
         "temperature 1 and comes with its log-probability. A workload is so many requests at once, with prompts and "
         "responses of so many tokens. samebits has every module on its route, native is vLLM with its own compiler, "
         "graphs, kernels and scheduling, batch-invariant is vLLM under `VLLM_BATCH_INVARIANT=1`. All engines lie on "
@@ -360,6 +361,7 @@ SECTIONS: dict[str, Callable[[Data], str]] = {
     "gpu_training": training,
     "gpu_norm_launches": norm_launches,
     "gpu_throughput": throughput,
+    "gpu_throughput_tp2": throughput,
     "gpu_throughput_profile": throughput_profile,
     "gpu_collectives": collectives,
 }

@@ -59,4 +59,4 @@ def test_every_module_with_triton_kernels_is_audited() -> None:
     rooms = Path(audit.__file__).parents[1] / "ops"
     ops = {path.parent.name for path in rooms.glob("*/triton.py")}
     assert ops == set(audit.OPS)
-    assert {group for group, _ in audit.kernels()} == ops | {"collectives", "gradient_norm"}
+    assert {group for group, _ in audit.kernels()} == ops | {"collectives", "gradient_norm", "weights"}

@@ -11,7 +11,7 @@ from models import make_requests
 from oracle import response_bits
 from safetensors.torch import load_file, save_file
 
-from samebits.bits import digest
+from samebits.bits import tree_digest
 from samebits.contract.routes import ModuleRoutes
 from samebits.timeline.types import ShardDigest, WeightVersion
 
@@ -21,7 +21,7 @@ GREEDY = make_requests(4, tokens=8, temperature=0.0)
 
 def expected_shards(model: Path, shards: list[ShardDigest]) -> list[str]:
     weights = load_file(model / "model.safetensors")
-    return [digest(weights[s.name].narrow(s.dim, s.start, s.stop - s.start)) for s in shards]
+    return [tree_digest(weights[s.name].narrow(s.dim, s.start, s.stop - s.start)) for s in shards]
 
 
 def covered(shards: list[ShardDigest], model: Path) -> bool:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from samebits.bits import digest
+from samebits.bits import tree_digest
 from samebits.contract import RunContract, digest_of, run_contract
 from samebits.evidence.record import Recorder
 from samebits.evidence.store import MANIFEST_SCHEMA, WATCHED, RunDirectory
@@ -73,7 +73,7 @@ class FakeTrainer:
     def export(self, path: str) -> dict[str, str]:
         tensors = {"w": torch.tensor([[self.weight, 2.0], [3.0, 4.0]]), "b": torch.tensor([1.0])}
         save_file(tensors, Path(path) / "model.safetensors")
-        return self.exported({name: digest(tensor) for name, tensor in tensors.items()})
+        return self.exported({name: tree_digest(tensor) for name, tensor in tensors.items()})
 
     def lent_digests(self, parts: Sequence[Part]) -> list[str]:
         raise AssertionError("these weights are files")
@@ -117,8 +117,9 @@ class FakeEngine:
         tensors = load_file(Path(path) / "model.safetensors")
         self.weight, self.version = float(tensors["w"][0, 0]), version
         self.contract = self.later or self.contract
-        held = [ShardDigest("w", 1, at, at + 1, digest(tensors["w"][:, at : at + 1].contiguous())) for at in (0, 1)]
-        held += [ShardDigest("b", 0, 0, 1, digest(tensors["b"]))] * 2
+        halves = [tensors["w"][:, at : at + 1] for at in (0, 1)]
+        held = [ShardDigest("w", 1, at, at + 1, tree_digest(half)) for at, half in enumerate(halves)]
+        held += [ShardDigest("b", 0, 0, 1, tree_digest(tensors["b"]))] * 2
         return [self.shards(held)]
 
     def proof(self) -> list[dict[str, Any]]:

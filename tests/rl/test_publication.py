@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from samebits.bits import digest, digests
+from samebits.bits import part_digests, tree_digest, tree_digests
 from samebits.rl.protocols import RunFailed
 from samebits.rl.publication import check_publication
 from samebits.timeline.types import Part, ShardDigest
 
 WEIGHTS = {"a": torch.arange(12, dtype=torch.float32).view(4, 3), "b": torch.ones(5, dtype=torch.bfloat16)}
-WHOLE = [ShardDigest(name, 0, 0, len(tensor), digest(tensor)) for name, tensor in WEIGHTS.items()]
+WHOLE = [ShardDigest(name, 0, 0, len(tensor), tree_digest(tensor)) for name, tensor in WEIGHTS.items()]
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def lent(tmp_path: Path) -> Path:
 
 def parts_of_weights(parts: Sequence[Part]) -> list[str]:
     """What the trainer answers that lends WEIGHTS."""
-    return [digest(WEIGHTS[part.name].narrow(part.dim, part.start, part.stop - part.start)) for part in parts]
+    return part_digests(WEIGHTS, parts)
 
 
 def halves(name: str, dim: int) -> list[ShardDigest]:
@@ -44,16 +44,16 @@ def not_asked(parts: Sequence[Part]) -> list[str]:
 
 
 def test_engines_hold_what_is_lent(lent: Path) -> None:
-    check_publication(lent, digests(WEIGHTS), [WHOLE, WHOLE], not_asked)
+    check_publication(lent, tree_digests(WEIGHTS), [WHOLE, WHOLE], not_asked)
 
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_workers_hold_parts_of_what_is_lent(lent: Path, dim: int) -> None:
     held = [*halves("a", dim), WHOLE[1]]
-    check_publication(lent, digests(WEIGHTS), [held, WHOLE], parts_of_weights)
+    check_publication(lent, tree_digests(WEIGHTS), [held, WHOLE], parts_of_weights)
     wrong = [held[0], replace(held[1], digest="0" * 64), held[2]]
     with pytest.raises(RunFailed, match=r"engine 1: 'a' .* differs from the published weights"):
-        check_publication(lent, digests(WEIGHTS), [held, wrong], parts_of_weights)
+        check_publication(lent, tree_digests(WEIGHTS), [held, wrong], parts_of_weights)
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_workers_hold_parts_of_what_is_lent(lent: Path, dim: int) -> None:
 )
 def test_other_bits_gaps_and_strangers_are_named(lent: Path, shards: list[ShardDigest], message: str) -> None:
     with pytest.raises(RunFailed, match=message):
-        check_publication(lent, digests(WEIGHTS), [shards], parts_of_weights)
+        check_publication(lent, tree_digests(WEIGHTS), [shards], parts_of_weights)
 
 
 def test_the_trainer_must_name_the_same_parameters(lent: Path) -> None:
     with pytest.raises(RunFailed, match="name different parameters"):
-        check_publication(lent, digests({"a": WEIGHTS["a"]}), [WHOLE], not_asked)
+        check_publication(lent, tree_digests({"a": WEIGHTS["a"]}), [WHOLE], not_asked)

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TypeVar
 
 import torch
 
-_THREADS = 8
-_PIECE = 1 << 22  # elements that are hashed at a time
-Name = TypeVar("Name")
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -72,30 +66,5 @@ def assert_same(left: torch.Tensor, right: torch.Tensor, what: str = "tensors") 
 def digest(tensor: torch.Tensor) -> str:
     """SHA-256 (hex) over dtype, shape and bytes: the content name of a tensor."""
     name = sha256(f"{tensor.dtype}{list(tensor.shape)}".encode())
-    for piece in raw(tensor).view(-1).split(_PIECE):
-        name.update(_on_host(piece).numpy().data)
+    name.update(raw(tensor).cpu().view(-1).numpy().data)
     return name.hexdigest()
-
-
-def _on_host(piece: torch.Tensor) -> torch.Tensor:
-    """The piece, or a copy of it in pinned memory: that is used over and over, so copies are as fast as the link."""
-    if not piece.is_cuda:
-        return piece
-    return torch.empty(piece.shape, dtype=piece.dtype, pin_memory=True).copy_(piece)
-
-
-def digests(tensors: Mapping[Name, torch.Tensor]) -> dict[Name, str]:
-    """The digest of every tensor by its name; several at a time, since hashing lets other threads run."""
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return dict(zip(tensors, pool.map(digest, tensors.values()), strict=True))
-
-
-def part_digests(tensors: Mapping[str, torch.Tensor], parts: Sequence[tuple[str, int, int, int]]) -> list[str]:
-    """The digest of each part (name, dim, first row, row behind the last) of the tensors, several at a time."""
-
-    def one(part: tuple[str, int, int, int]) -> str:
-        name, dim, start, stop = part
-        return digest(tensors[name].narrow(dim, start, stop - start))
-
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(one, parts))

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from samebits.bits import digests, part_digests
+from samebits.bits import part_digests, tree_digests
 from samebits.collectives import shared_fate
 from samebits.collectives.lending import lend
 from samebits.into_megatron import cpu_stand_ins, layout
@@ -300,7 +300,7 @@ class TrainerRank:
         else:
             whole = {name: tensor.cpu() for name, tensor in whole.items()}
             save_tensors(whole, Path(path))
-        return digests(whole)
+        return tree_digests(whole)
 
     def lent_digests(self, parts: Sequence[Part]) -> list[str]:
         """The digests of parts of what the last export lent; rank 0 is asked."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
-from samebits.bits import digests, raw
+from samebits.bits import raw, tree_digests
 from samebits.collectives.lending import borrow, lent_shapes
 from samebits.into_vllm.layers import Routed
 from samebits.into_vllm.routing import RoutedModule
@@ -135,7 +135,7 @@ def shard_digests(model: nn.Module, dtype: torch.dtype) -> list[ShardDigest]:
     held = {
         Part(name, dim, start, start + part.shape[dim]): part.to(dtype) for name, dim, start, part in held_slices(model)
     }
-    return [ShardDigest(*part, found) for part, found in digests(held).items()]
+    return [ShardDigest(*part, found) for part, found in tree_digests(held).items()]
 
 
 def held_slices(model: nn.Module) -> Iterator[tuple[str, int, int, Tensor]]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from samebits.bits import digest, raw
+from samebits.bits import raw, tree_digest
 from samebits.locate.values import RowDifference, compare_rows
 from samebits.timeline.types import ShardDigest
 from samebits.trace import Site
@@ -34,7 +34,7 @@ def differing_weights(trainer: Mapping[str, torch.Tensor], rollout: Iterable[Sha
             wrong.add(shard.name)
             continue
         part = whole.narrow(shard.dim, shard.start, shard.stop - shard.start)
-        if digest(part) != shard.digest:
+        if tree_digest(part) != shard.digest:
             wrong.add(shard.name)
     return sorted(wrong | (set(trainer) - seen))
 

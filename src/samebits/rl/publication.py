@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from samebits.bits import digests, part_digests
+from samebits.bits import part_digests, tree_digests
 from samebits.collectives.lending import lent_shapes
 from samebits.contract import digest_of
 from samebits.rl.protocols import RunFailed
@@ -50,7 +50,7 @@ def check_publication(
     if set(shapes) != set(exported):
         strangers = sorted(set(shapes) ^ set(exported))
         raise RunFailed(f"published weights and the trainer's digests name different parameters: {strangers[:4]}")
-    for name, found in digests(weights).items():
+    for name, found in tree_digests(weights).items():
         if found != exported[name]:
             raise RunFailed(f"parameter {name!r}: the exported file does not hold the trainer's bits")
     for number, shards in enumerate(engines):

@@ -34,6 +34,7 @@ MODULES = {
     **{op: f"samebits.ops.{op}.triton" for op in OPS},
     "collectives": "samebits.collectives.triton",
     "gradient_norm": "samebits.into_megatron.norm_kernel",
+    "weights": "samebits.bits.sha256_triton",
 }
 TARGETS = {"sm_90": ("cuda", 90, 32), "gfx942": ("hip", "gfx942", 64), "gfx950": ("hip", "gfx950", 64)}
 
