@@ -10,7 +10,7 @@ from torch import Tensor
 
 from samebits.ops.linear import matmul_f32
 from samebits.ops.sample_support import Kept, Limits, kept_linear_logp, kept_logprob, sample_kept, sample_support
-from samebits.testing.cases.case import Case, Subject, against_definition
+from samebits.testing.cases.case import DEFINITION, Case, Subject, against_definition
 from samebits.testing.cases.inputs import ROWS, generator, inside, randint, randn, with_gradients
 from samebits.testing.cases.schedules import forced
 
@@ -47,8 +47,8 @@ def _logits(vocab: int, rounded: bool) -> Tensor:
     return logits.round() if rounded else logits
 
 
-def _keys() -> tuple[Tensor, Tensor]:
-    return torch.randint(0, 2**62, (ROWS,), generator=generator(8)), randint(0, 50, ROWS)
+def _keys(at: Subject) -> tuple[Tensor, Tensor]:
+    return at.put(torch.randint(0, 2**62, (ROWS,), generator=generator(8))), at.put(randint(0, 50, ROWS))
 
 
 def _mixed() -> Limits:
@@ -74,7 +74,7 @@ def _drawn(
     """Counts and ids of the supports, tokens drawn from them, and the log-probabilities of these and of others."""
     logits, each = at.put(inside(_logits(vocab, rounded), margins)), at.put(torch.linspace(0.2, 2, ROWS))
     bounds = _mixed() if limits is None else Limits.of(ROWS, **limits)  # type: ignore[arg-type]
-    others, (seeds, positions) = at.put(randint(0, vocab, ROWS, seed=7)), map(at.put, _keys())
+    others, (seeds, positions) = at.put(randint(0, vocab, ROWS, seed=7)), _keys(at)
     parts: list[list[Tensor]] = []
     for begin in range(0, ROWS, size):
         rows = slice(begin, begin + size)
@@ -93,7 +93,7 @@ def _unlimited(at: Subject) -> list[Tensor]:
     finite = [row.isfinite().nonzero()[:, 0].tolist() for row in logits]
     kept = Kept.of(finite)
     free = Kept.all(ROWS)
-    tokens, logp = sample_kept(logits, each, *map(at.put, _keys()), free, backend=at.backend)
+    tokens, logp = sample_kept(logits, each, *_keys(at), free, backend=at.backend)
     targets = torch.stack([tokens, at.put(randint(0, 400, ROWS, seed=7))], dim=1)
     scores = kept_logprob(logits, targets, each, free, backend=at.backend)
     return [kept.counts, kept.ids, tokens, logp, scores]
@@ -105,7 +105,7 @@ def _gradients(at: Subject) -> list[Tensor]:
     each = torch.linspace(0.5, 6, ROWS)
     logits = matmul_f32(hidden, weight, bias)
     kept = sample_support(logits, each, Limits.of(ROWS, top_k=560, top_p=0.9))
-    targets, _ = sample_kept(logits, each, *_keys(), kept)
+    targets, _ = sample_kept(logits, each, *_keys(DEFINITION), kept)
 
     def score(h: Tensor, w: Tensor, b: Tensor) -> Tensor:
         return kept_linear_logp(h, w, targets, kept, each, b, backend=at.backend, arithmetic=at.arithmetic)
