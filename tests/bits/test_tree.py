@@ -74,3 +74,13 @@ def test_a_card_gives_the_names_of_the_host() -> None:
     assert tree_digests({name: tensor.cuda() for name, tensor in held.items()}) == tree_digests(held)
     parts = [("large", 1, 1, 4098), ("large", 0, 17, 2999)]
     assert part_digests({name: tensor.cuda() for name, tensor in held.items()}, parts) == part_digests(held, parts)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+def test_names_wait_for_the_stream_that_writes() -> None:
+    held = torch.randn(4000, 4096).bfloat16()
+    late = torch.zeros_like(held, device="cuda")
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(500_000_000)
+        late.copy_(held.cuda())
+        assert tree_digest(late) == tree_digest(held)

@@ -28,10 +28,15 @@ def tree_digest(tensor: Tensor) -> str:
 
 
 def tree_digests(tensors: Mapping[Name, Tensor]) -> dict[Name, str]:
-    """The content name of every tensor; on CPUs several at a time, since hashing lets other threads run."""
-    begun = [_on_gpu(tensor) if tensor.is_cuda else _OnHost(tensor) for tensor in tensors.values()]
+    """The content name of every tensor. Those of a CPU several at a time, since hashing lets other threads run.
+
+    Those of a GPU in this thread: another one would not wait for what this one's stream has yet to do.
+    """
+    begun = {name: _on_gpu(tensor) for name, tensor in tensors.items() if tensor.is_cuda}
+    on_host = {name: tensor for name, tensor in tensors.items() if name not in begun}
     with ThreadPoolExecutor(_THREADS) as pool:
-        return dict(zip(tensors, pool.map(lambda one: one.name(), begun), strict=True))
+        found = dict(zip(on_host, pool.map(_on_host, on_host.values()), strict=True))
+    return {name: begun[name].name() if name in begun else found[name] for name in tensors}
 
 
 def part_digests(tensors: Mapping[str, Tensor], parts: Iterable[tuple[str, int, int, int]]) -> list[str]:
@@ -47,13 +52,9 @@ def _named(like: Tensor, leaves: Iterable[bytes | memoryview]) -> str:
     return name.hexdigest()
 
 
-@dataclass(frozen=True)
-class _OnHost:
-    tensor: Tensor
-
-    def name(self) -> str:
-        held = memoryview(_bytes(self.tensor).numpy())
-        return _named(self.tensor, (sha256(held[at : at + LEAF]).digest() for at in range(0, len(held), LEAF)))
+def _on_host(tensor: Tensor) -> str:
+    held = _bytes(tensor).numpy().data
+    return _named(tensor, (sha256(held[at : at + LEAF]).digest() for at in range(0, len(held), LEAF)))
 
 
 @dataclass(frozen=True)

@@ -64,11 +64,10 @@ def _gpu_arguments(config: EngineConfig) -> dict[str, Any]:
     if config.case.all_native:
         return {}
     ours: dict[str, Any] = {}
-    alone = config.tp == 1
-    if not alone:  # what was run with several ranks
-        ours |= {"async_scheduling": False, "disable_custom_all_reduce": True}
+    if config.tp > 1:
+        ours["disable_custom_all_reduce"] = True  # ours takes its place
     if config.graphs:
-        mode = "FULL_AND_PIECEWISE" if alone and pieces.are_there() else "FULL"
+        mode = "FULL_AND_PIECEWISE" if pieces.are_there() else "FULL"
         ours["compilation_config"] = {"mode": 0, "cudagraph_mode": mode}
         if config.capture_sizes:
             ours["compilation_config"]["cudagraph_capture_sizes"] = list(config.capture_sizes)
@@ -87,7 +86,7 @@ def environment(config: EngineConfig, plan: RoutePlan, cpus: Sequence[int], thre
         "VLLM_NO_USAGE_STATS": "1",
         # A whole compiled model from vLLM's own cache would come without its graphs.
         **({"VLLM_USE_AOT_COMPILE": "0"} if config.compiled else {}),
-        **({pieces.SWITCH: "1"} if plan.graphs and config.tp == 1 and not config.case.all_native else {}),
+        **({pieces.SWITCH: "1"} if plan.graphs and not config.case.all_native else {}),
         "VLLM_LOGGING_LEVEL": "WARNING",
         "HF_HUB_OFFLINE": "1",
         **(_cpu_environment(config, cpus, threads) if config.device == "cpu" else {}),

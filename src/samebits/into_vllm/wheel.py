@@ -19,7 +19,6 @@ from samebits.into_vllm.wheel_symbols import lacking
 # What the rollout engine hands to EngineArgs by name, on a CPU or a GPU.
 ENGINE_FIELDS = (
     "additional_config",
-    "async_scheduling",
     "attention_backend",
     "block_size",
     "compilation_config",
