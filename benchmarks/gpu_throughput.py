@@ -60,7 +60,8 @@ WORKLOADS = (
     Workload(32, 3000, 16),
 )
 Times = dict[str, dict[str, list[float]]]  # seconds of every round, by workload and arm
-PROFILED = (WORKLOADS[0], WORKLOADS[3], WORKLOADS[4])
+STEP, PROMPTS = "decode step", "prompts"
+PROFILED = ((STEP, WORKLOADS[0]), (STEP, WORKLOADS[3]), (PROMPTS, WORKLOADS[4]))
 LISTED = 25  # kernels of a profile, the longest
 DECODED = 32  # steps of one token each, the difference of two responses
 Kernels = dict[str, list[float]]  # name -> calls and microseconds on the device
@@ -278,21 +279,20 @@ def records(taken: Times, works: list[Workload]) -> list[dict[str, Any]]:
     return rows
 
 
-def profile(arm: Arm, work: Workload) -> list[dict[str, Any]]:
-    """What takes the device's time: one record of a prompt's computation and one of a decode step."""
-    first, some, more = (arm.kernels(replace(work, tokens=n)) for n in (1, 1 + WARMING, 1 + WARMING + DECODED))
-    step: Kernels = {name: [count, time] for name, (count, time) in more.items()}
-    for name, (count, spent) in some.items():
-        _add(step, name, -count, -spent)
-    step = {name: [count / DECODED, time / DECODED] for name, (count, time) in step.items()}
-    rows = []
-    for what, found in (("prompts", first), ("decode step", step)):
-        ordered = sorted(found.items(), key=lambda entry: -entry[1][1])
-        rows.append({
-            "what": what, "arm": arm.name, "shape": work.shape, "us": sum(time for _, time in found.values()),
-            "kernels": [{"name": name[:120], "calls": n, "us": time} for name, (n, time) in ordered[:LISTED]],
-        })  # fmt: skip
-    return rows
+def profile(arm: Arm, what: str, work: Workload) -> dict[str, Any]:
+    """One record of the kernels that run for all prompts, or in a decode step: what 32 tokens more take."""
+    if what == PROMPTS:
+        found = arm.kernels(replace(work, tokens=1))
+    else:
+        found = arm.kernels(replace(work, tokens=1 + WARMING + DECODED))
+        for name, (count, spent) in arm.kernels(replace(work, tokens=1 + WARMING)).items():
+            _add(found, name, -count, -spent)
+        found = {name: [count / DECODED, spent / DECODED] for name, (count, spent) in found.items() if count > 0}
+    ordered = sorted(found.items(), key=lambda entry: -entry[1][1])
+    return {
+        "what": what, "arm": arm.name, "shape": work.shape, "us": sum(spent for _, spent in found.values()),
+        "kernels": [{"name": name[:120], "calls": count, "us": spent} for name, (count, spent) in ordered[:LISTED]],
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -335,10 +335,10 @@ def main() -> None:
                 rows = records(taken, works)
                 save("gpu_throughput", {**about, "records": rows})
             profiles: list[dict[str, Any]] = []
-            for work in PROFILED if given.profile else ():
+            for what, work in PROFILED if given.profile else ():
                 for arm in arms:
-                    profiles += profile(arm, work)
-                    print(f"profile {work.shape} {arm.name}: {profiles[-1]['us']:.0f} us per decode step", flush=True)
+                    profiles.append(profile(arm, what, work))
+                    print(f"{what} {work.shape} {arm.name}: {profiles[-1]['us']:.0f} us", flush=True)
                     save("gpu_throughput_profile", {**about, "records": profiles})
         finally:
             for arm in arms:

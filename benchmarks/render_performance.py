@@ -218,33 +218,44 @@ def throughput(data: Data) -> str:
     ))  # fmt: skip
 
 
-# rows of the table of a decode step, and how their kernels' names begin
-STEP_PARTS = (
-    ("linear maps, LM head", ("matmul_",)),
-    ("attention", ("chunk_states", "merge_chunks")),
-    ("norms of the stream", ("norm_forward", "norm_row")),
-    ("QK-norm, rotary, keys and values", ("prepare_heads",)),
-    ("SwiGLU", ("swiglu",)),
-    ("draw and log-probability", ("row_states", "merge_states", "block_sums", "choose", "finish_logp")),
-)
+# rows of the tables of where the time goes, and what the names of their kernels hold
+PARTS = (
+    ("linear maps, LM head", ("matmul_", "nvjet_", "cublas")),
+    ("attention", ("forward_rows", "chunk_states", "merge_chunks", "flash::")),
+    ("norms of the stream", ("norm_forward", "norm_row", "fused_add_rms_norm")),
+    ("QK-norm, rotary, keys and values", (
+        "prepare_heads", "reshape_and_cache", "triton_poi_fused_4", "triton_red_fused_3",
+    )),
+    ("SwiGLU", ("swiglu", "fused_mul_silu")),
+    ("draw and log-probability", (
+        "row_states", "merge_states", "block_sums", "choose", "finish_logp", "_topk_log_softmax", "_gumbel",
+    )),
+)  # fmt: skip
 
 
-def step(data: Data) -> str:
-    """Where a decode step of the strict engine goes."""
-    columns = []
-    for record in data["records"]:
-        parts = [sum(k["us"] for k in record["kernels"] if k["name"].startswith(names)) for _, names in STEP_PARTS]
-        columns.append([*parts, sum(k["us"] for k in record["kernels"]) - sum(parts), record["median_s"] * 1e6])
-    names = [*(name for name, _ in STEP_PARTS), "all other kernels and copies", "**whole step, on the host's clock**"]
-    rows = [[name, *(f"{column[at]:.0f}" for column in columns)] for at, name in enumerate(names)]
+def throughput_profile(data: Data) -> str:
+    """Where the device's time goes in each engine."""
+    tables = []
+    kinds = (("decode step", "microseconds of a decode step", 1.0), ("prompts", "milliseconds for all prompts", 1e-3))
+    for what, unit, scale in kinds:
+        records = [r for r in data["records"] if r["what"] == what]
+        columns = [[us * scale for us in _parts(record)] for record in records]
+        names = [*(name for name, _ in PARTS), "all other kernels and copies", "**all**"]
+        rows = [[name, *(f"{column[at]:.0f}" for column in columns)] for at, name in enumerate(names)]
+        heads = [f"{r['shape'].partition('/')[0]}, {r['arm']}" for r in records]
+        tables += [f"In {unit}, by requests and tokens of a prompt:", table(["part", *heads], rows)]
     return "\n\n".join((
-        "## A decode step in vLLM",
-        "Microseconds per step of the strict engine at the sizes of Qwen3-8B, random weights, one captured graph per "
-        "step: kernels as torch's profiler saw them over six steps, the whole step as the median of 58 steps without "
-        "it.",
-        origin(data),
-        table(["part", *(r["shape"] for r in data["records"])], rows),
+        "## Where the time goes in vLLM",
+        "Kernels as torch's profiler saw them, by what they compute, of the engines above on some of the workloads. A "
+        "decode step is the mean of 32, from responses of different length.",
+        origin(data), *tables,
     ))  # fmt: skip
+
+
+def _parts(record: Data) -> list[float]:
+    """Microseconds of each part, of all other kernels, and of all."""
+    found = [sum(k["us"] for k in record["kernels"] if any(text in k["name"] for text in texts)) for _, texts in PARTS]
+    return [*found, record["us"] - sum(found), record["us"]]
 
 
 THROUGHPUT_PEERS = ("native", "batch-invariant")
@@ -348,8 +359,8 @@ SECTIONS: dict[str, Callable[[Data], str]] = {
     "gpu_elementwise": elementwise,
     "gpu_training": training,
     "gpu_norm_launches": norm_launches,
-    "gpu_step": step,
     "gpu_throughput": throughput,
+    "gpu_throughput_profile": throughput_profile,
     "gpu_collectives": collectives,
 }
 

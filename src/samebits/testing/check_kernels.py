@@ -1,7 +1,8 @@
 """check_kernels.py OP ARITHMETIC FOLDER [ENOUGH]: run an op's conformance cases with the Triton kernels, on a card.
 
-The last line printed is JSON: where this package lies, how many cases ran and which of them see a difference; with
-ENOUGH it ends after so many. FOLDER holds what definitions give; cases of which it does not know that come last.
+The last line printed is JSON: where this package lies, how many cases ran, which of them see a difference, and which
+the kernels refuse; with ENOUGH it ends after so many differences. FOLDER holds what definitions give; cases of which
+it does not know that come last.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import samebits
 from samebits.bits import digest
@@ -16,18 +18,20 @@ from samebits.testing.cases import Case, Subject, applies, cases, left_of, right
 from samebits.testing.definitions import Definitions
 
 
-def noticed_by(op: str, subject: Subject, definitions: Definitions, enough: int) -> tuple[list[str], int]:
-    """(names of the cases that see a difference, cases that ran); a case that the kernels refuse says nothing."""
+def examine(op: str, subject: Subject, definitions: Definitions, enough: int) -> dict[str, Any]:
+    """`noticed`: the cases that see a difference; `refused`: those that the kernels refuse; `cases`: how many ran."""
 
     def slow(case: Case) -> bool:
         return case.by_definition and definitions.known(case, subject.arithmetic) is None
 
     noticed: list[str] = []
+    refused: list[str] = []
     ran = 0
     for case in sorted((case for case in cases(op) if applies(case, subject)), key=slow):
         try:
             same = _same(case, subject, definitions)
         except ValueError:
+            refused.append(case.name)
             continue
         except (AssertionError, IndexError, RuntimeError):  # written out of bounds, or stopped by the device
             same = False
@@ -36,7 +40,7 @@ def noticed_by(op: str, subject: Subject, definitions: Definitions, enough: int)
             noticed.append(case.name)
         if len(noticed) == enough:
             break
-    return noticed, ran
+    return {"noticed": noticed, "refused": refused, "cases": ran}
 
 
 def _same(case: Case, subject: Subject, definitions: Definitions) -> bool:
@@ -48,8 +52,8 @@ def _same(case: Case, subject: Subject, definitions: Definitions) -> bool:
 
 def main(op: str, arithmetic: str, folder: Path, enough: int = sys.maxsize) -> None:
     subject = Subject("triton", "cuda", arithmetic)
-    noticed, ran = noticed_by(op, subject, Definitions(folder), enough)
-    print(json.dumps({"package": samebits.__path__[0], "noticed": noticed, "cases": ran}))
+    found = examine(op, subject, Definitions(folder), enough)
+    print(json.dumps({"package": samebits.__path__[0], **found}))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from samebits.ops.attention import BACKENDS, attention, paged_attention, write_k
 from samebits.testing.cases.case import DEFINITION, Case, Subject, against_definition, implementation
 from samebits.testing.cases.inputs import ROWS, generator, inside, randint, special, with_gradients
 from samebits.testing.cases.schedules import forced
-from samebits.testing.cases.serving import Packed, Serving, packed, serve
+from samebits.testing.cases.serving import Packed, Serving, offsets, packed, serve
 
 OP = "attention"
 Shape = tuple[tuple[int, ...], int, int, int]
@@ -127,6 +127,9 @@ def _served() -> Iterator[Case]:
     for name, serving in ways.items():
         which = decode if serving.piece == 1 else SHAPES[0]
         yield Case(OP, name, partial(_whole, shape=which), partial(_from_pages, shape=which, serving=serving))
+    for page in (3, 16):
+        name = f"many-requests-decode-over-chunks-pages-of-{page}"
+        yield Case(OP, name, _last_of_many, partial(_decode_of_many, page=page))
     yield Case(OP, "reused-prefix", partial(_prefix, shared=False), partial(_prefix, shared=True))
 
 
@@ -214,18 +217,47 @@ def _paged_by_definition(at: Subject) -> list[Tensor]:
     """Pages, tables and lengths inside poison; slots past a request's end hold poison too."""
     lengths, rows, page = (70, 1, 300, 16), (70, 1, 140, 5), 16
     p = packed(DEFINITION, lengths, 4, 2, 64)
-    counts = [-(-length // page) for length in lengths]
-    cache = torch.full((sum(counts) + 2, 2, page, 128), torch.nan, dtype=torch.bfloat16)
-    tables = torch.full((len(lengths), max(counts) + 1), 10**6, dtype=torch.int32)
-    for b, pages in enumerate((1 + torch.randperm(sum(counts), generator=generator(4))).split(counts)):
-        tables[b, : counts[b]] = pages.int()
-        for j in range(lengths[b]):
-            cache[pages[j // page], :, j % page] = torch.cat([p.k[p.starts[b] + j], p.v[p.starts[b] + j]], -1)
+    cache, tables = _in_pages(p, page)
     last = torch.cat([torch.arange(s + n - r, s + n) for s, n, r in zip(p.starts, lengths, rows, strict=True)])
     ends = torch.tensor([0, *torch.tensor(rows).cumsum(0).tolist()], dtype=torch.int32)
     q = torch.cat([p.q[last], torch.full((3, 4, 64), torch.nan, dtype=torch.bfloat16)])
     table, seen = at.put(inside(tables, (0, 2))), at.put(inside(torch.tensor(lengths, dtype=torch.int32)))
     return [paged_attention(at.put(q), at.put(cache), table, seen, at.put(inside(ends)), p.scale, **at.how)]
+
+
+def _in_pages(p: Packed, page: int) -> tuple[Tensor, Tensor]:
+    """A cache whose pages hold the keys and values in some order, poison elsewhere, and the table of each sequence."""
+    counts = [-(-length // page) for length in p.lengths]
+    cache = torch.full((sum(counts) + 2, p.k.shape[1], page, 2 * p.k.shape[2]), torch.nan, dtype=torch.bfloat16)
+    tables = torch.full((len(counts), max(counts) + 1), 10**6, dtype=torch.int32)
+    for b, pages in enumerate((1 + torch.randperm(sum(counts), generator=generator(4))).split(counts)):
+        tables[b, : counts[b]] = pages.int()
+    sequence = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(p.lengths))
+    at = torch.arange(len(p.k)) - torch.tensor(p.starts)[sequence]
+    slots = tables[sequence, at // page].long() * page + at % page
+    write_kv(p.k, p.v, cache, slots, backend="reference")
+    return cache, tables
+
+
+# So many requests that a program takes several of a request's chunks, whose ends it must tell apart.
+MANY = (1100, 1025, 1300, *(1 + n % 40 for n in range(129)))
+
+
+def _last_of_many(at: Subject) -> list[Tensor]:
+    """The last token of each sequence, from packed keys."""
+    p = packed(at, MANY, 16, 8, 64)
+    last = at.put(torch.tensor(MANY).cumsum(0) - 1)
+    positions, ends = at.put(torch.tensor(MANY, dtype=torch.int32) - 1), at.put(offsets((1,) * len(MANY)))
+    return [_attention(at, p.q[last], p.k, p.v, p.bounds, p.scale, positions, ends)]
+
+
+def _decode_of_many(at: Subject, page: int) -> list[Tensor]:
+    """The same as one decode step over pages."""
+    p = packed(DEFINITION, MANY, 16, 8, 64)
+    cache, tables = _in_pages(p, page)
+    q = p.q[torch.tensor(MANY).cumsum(0) - 1]
+    seen, ends = torch.tensor(MANY, dtype=torch.int32), offsets((1,) * len(MANY))
+    return [paged_attention(at.put(q), at.put(cache), at.put(tables), at.put(seen), at.put(ends), p.scale, **at.how)]
 
 
 def _written(at: Subject) -> list[Tensor]:

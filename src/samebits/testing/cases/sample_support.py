@@ -10,7 +10,7 @@ from torch import Tensor
 
 from samebits.ops.linear import matmul_f32
 from samebits.ops.sample_support import Kept, Limits, kept_linear_logp, kept_logprob, sample_kept, sample_support
-from samebits.testing.cases.case import Case, Subject, against_definition
+from samebits.testing.cases.case import DEFINITION, Case, Subject, against_definition
 from samebits.testing.cases.inputs import ROWS, generator, inside, randint, randn, with_gradients
 from samebits.testing.cases.schedules import forced
 
@@ -47,8 +47,8 @@ def _logits(vocab: int, rounded: bool) -> Tensor:
     return logits.round() if rounded else logits
 
 
-def _keys() -> tuple[Tensor, Tensor]:
-    return torch.randint(0, 2**62, (ROWS,), generator=generator(8)), randint(0, 50, ROWS)
+def _keys(at: Subject) -> tuple[Tensor, Tensor]:
+    return at.put(torch.randint(0, 2**62, (ROWS,), generator=generator(8))), at.put(randint(0, 50, ROWS))
 
 
 def _mixed() -> Limits:
@@ -72,14 +72,14 @@ def _drawn(
     margins: tuple[int, ...] = (),
 ) -> list[Tensor]:
     """Counts and ids of the supports, tokens drawn from them, and the log-probabilities of these and of others."""
-    logits, each = inside(_logits(vocab, rounded), margins), torch.linspace(0.2, 2, ROWS)
+    logits, each = at.put(inside(_logits(vocab, rounded), margins)), at.put(torch.linspace(0.2, 2, ROWS))
     bounds = _mixed() if limits is None else Limits.of(ROWS, **limits)  # type: ignore[arg-type]
-    others, (seeds, positions) = randint(0, vocab, ROWS, seed=7), _keys()
+    others, (seeds, positions) = at.put(randint(0, vocab, ROWS, seed=7)), _keys(at)
     parts: list[list[Tensor]] = []
     for begin in range(0, ROWS, size):
         rows = slice(begin, begin + size)
         here = Limits(bounds.top_k[rows], bounds.top_p[rows], bounds.min_p[rows])
-        kept = sample_support(at.put(logits[rows]), each[rows], here, backend=at.backend)
+        kept = sample_support(logits[rows], each[rows], here, backend=at.backend)
         tokens, logp = sample_kept(logits[rows], each[rows], seeds[rows], positions[rows], kept, backend=at.backend)
         targets = torch.stack([tokens, others[rows]], dim=1)
         scores = kept_logprob(logits[rows], targets, each[rows], kept, backend=at.backend)
@@ -89,12 +89,12 @@ def _drawn(
 
 def _unlimited(at: Subject) -> list[Tensor]:
     """What `_drawn` gives where everything finite is kept, from ops that know no support but the list of all."""
-    logits, each = _logits(400, False), torch.linspace(0.2, 2, ROWS)
+    logits, each = at.put(_logits(400, False)), at.put(torch.linspace(0.2, 2, ROWS))
     finite = [row.isfinite().nonzero()[:, 0].tolist() for row in logits]
     kept = Kept.of(finite)
     free = Kept.all(ROWS)
-    tokens, logp = sample_kept(logits, each, *_keys(), free, backend=at.backend)
-    targets = torch.stack([tokens, randint(0, 400, ROWS, seed=7)], dim=1)
+    tokens, logp = sample_kept(logits, each, *_keys(at), free, backend=at.backend)
+    targets = torch.stack([tokens, at.put(randint(0, 400, ROWS, seed=7))], dim=1)
     scores = kept_logprob(logits, targets, each, free, backend=at.backend)
     return [kept.counts, kept.ids, tokens, logp, scores]
 
@@ -105,7 +105,7 @@ def _gradients(at: Subject) -> list[Tensor]:
     each = torch.linspace(0.5, 6, ROWS)
     logits = matmul_f32(hidden, weight, bias)
     kept = sample_support(logits, each, Limits.of(ROWS, top_k=560, top_p=0.9))
-    targets, _ = sample_kept(logits, each, *_keys(), kept)
+    targets, _ = sample_kept(logits, each, *_keys(DEFINITION), kept)
 
     def score(h: Tensor, w: Tensor, b: Tensor) -> Tensor:
         return kept_linear_logp(h, w, targets, kept, each, b, backend=at.backend, arithmetic=at.arithmetic)
