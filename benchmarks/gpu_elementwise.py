@@ -101,20 +101,22 @@ def cases(rows: int, vllm: bool) -> Iterator[tuple[str, str, dict[str, Call]]]:
     yield "SwiGLU", f"{rows} x {INTERMEDIATE}", sides
 
 
-def backward_records(rows: int) -> Iterator[dict[str, object]]:
-    """The backward kernels alone: time and bytes moved per second; torch has no single kernel beside them."""
-    x, dy, weight = randn(rows, HIDDEN), randn(rows, HIDDEN), randn(HIDDEN)
+def norm_backward(what: str, rows: int, width: int) -> dict[str, object]:
+    x, dy, weight = randn(rows, width), randn(rows, width), randn(width)
     scale = norm_kernels.forward(x, None, weight, 1e-6)[2]
-    dw = torch.zeros(HIDDEN, device="cuda")
-    gate_up, up = randn(rows, 2 * INTERMEDIATE), randn(rows, INTERMEDIATE)
+    dw = torch.zeros(width, device="cuda")
     plain = torch.ops.aten._fused_rms_norm_backward
     rstd, wants = scale[:, None], [True, True]
     sides: dict[str, Call] = {
         "ours": lambda _: norm_kernels.backward(dy, x, weight, scale, None, dw),
-        "torch": lambda _: plain(dy, x, [HIDDEN], rstd, weight, wants),
+        "torch": lambda _: plain(dy, x, [width], rstd, weight, wants),
     }
-    times = in_turn(sides, calls=3, repeats=9)
-    yield record("RMSNorm backward", f"{rows} x {HIDDEN}", "torch", times)
+    return record(what, f"{rows} x {width}", "torch", in_turn(sides, calls=3, repeats=9))
+
+
+def swiglu_backward(rows: int) -> dict[str, object]:
+    """The backward kernel alone; torch has no single kernel beside it."""
+    gate_up, up = randn(rows, 2 * INTERMEDIATE), randn(rows, INTERMEDIATE)
 
     def silu_backward(_: int) -> tuple[Tensor, Tensor]:
         gate, other = gate_up.chunk(2, dim=-1)
@@ -123,7 +125,7 @@ def backward_records(rows: int) -> Iterator[dict[str, object]]:
     times = in_turn(
         {"ours": lambda _: swiglu_kernels.backward(up, gate_up), "torch": silu_backward}, calls=3, repeats=9
     )
-    yield record("SwiGLU backward", f"{rows} x {INTERMEDIATE}", "torch", times)
+    return record("SwiGLU backward", f"{rows} x {INTERMEDIATE}", "torch", times)
 
 
 def record(what: str, shape: str, peer: str, times: dict[str, float]) -> dict[str, object]:
@@ -145,7 +147,9 @@ def main() -> None:
             times = in_turn(sides, calls=16 if rows <= 512 else 3, repeats=9)
             records += [record(what, shape, peer, times) for peer in sides if peer != "ours"]
     save("gpu_elementwise", {"origin": origin(arguments.commit), "records": records})
-    records += backward_records(8192)
+    records += [norm_backward("RMSNorm backward", rows, HIDDEN) for rows in (2048, 8192)]
+    records += [norm_backward("QK-norm backward", rows, DIM) for rows in (65536, 131072)]
+    records.append(swiglu_backward(8192))
     save("gpu_elementwise", {"origin": origin(arguments.commit), "records": records})
     for r in records:
         print(r["what"], r["shape"], r["peer"], f"{r['samebits_s']:.3g} s", f"ratio {r['ratio']:.2f}", sep=", ")

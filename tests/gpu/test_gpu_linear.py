@@ -34,7 +34,7 @@ LAUNCHES = [
     Launch("any", 32, 128, 64, 4, 2),
     Launch("any", 16, 16, 256, 4, 4, swapped=True),
     Launch("any", 16, 32, 256, 4, 4, swapped=True),
-    Launch("any", 16, 16, 512, 4, 4, swapped=True, repeat=True),
+    Launch("any", 16, 16, 512, 2, 4, swapped=True, repeat=True),
     Launch("any", 64, 64, 128, 4, 4, swapped=True),
 ]
 

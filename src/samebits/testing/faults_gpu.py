@@ -50,7 +50,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("the causal mask of the specialised warps is off by one", "attention", _GLUON, (("gl.SliceLayout(0, mma))[None, :] <= position[:, None]", "gl.SliceLayout(0, mma))[None, :] < position[:, None]"),), arithmetic="sm90"),
     Fault("chunks are merged without rescaling", "attention", _GLUON, (("b = rescaling_of(m, m_next)", "b = rescaling_of(m, m)"),), arithmetic="sm90"),
     Fault("decode reads the second page twice", "attention", _DECODE, (("r2 = (gl.load(table + k2 // SIZE)", "r2 = (gl.load(table + k1 // SIZE)"),), arithmetic="sm90"),
-    Fault("decode does not start a chunk anew", "attention", _DECODE, (("            lanes = empty\n            acc = gl.zeros((ROWS, D), gl.float32, mma)", "            acc = gl.zeros((ROWS, D), gl.float32, mma)"),), arithmetic="sm90"),
+    Fault("decode starts a chunk with the maximum of the one before", "attention", _DECODE, (("            m = gl.full((ROWS,), float(\"-inf\"), gl.float32, rows)\n            lanes = empty", "            lanes = empty"),), arithmetic="sm90"),
     Fault("dS is not masked", "attention", _BACKWARD, (("ds = tl.where(valid, p * (tl.dot(dot, vt.T) - delta_row[:, None]), 0.0)", "ds = p * (tl.dot(dot, vt.T) - delta_row[:, None])"),), arithmetic="sm90"),
     # log-probability and the primitives below it
     Fault("a polynomial coefficient is one bit off", "logprob", "arithmetic/triton.py", (("tl.constexpr(c) for c in EXP2_COEFFICIENTS", "tl.constexpr(c * (1 + 2**-23)) for c in EXP2_COEFFICIENTS"),), arithmetic="sm90"),

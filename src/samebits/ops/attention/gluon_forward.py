@@ -1,7 +1,9 @@
-"""Packed forward on Hopper: the schedule of triton_forward.py with specialised warps.
+"""The forward on Hopper, for packed keys or pages: the schedule of triton_forward.py with specialised warps.
 
 One warp copies tiles of keys and values ahead. Two groups of four warps own half of the rows each and keep the matrix
-unit busy: the scores of the next tile are computed while the weights of this one are.
+unit busy: the scores of the next tile are computed while the weights of this one are. The keys of a tile and the values
+of the tile before it arrive, and are given back, together. Whole tiles have a loop without masks of their own, and the
+last tile's values come after it.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -19,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from samebits.arithmetic.triton import count_launch, round_bf16_of
-from samebits.ops.attention.gluon_split import fold_pair
+from samebits.ops.attention.gluon_split import fold_pair, rows_of_tile
 from samebits.ops.attention.triton_softmax import TILES, larger, rescaling_of, weight_of
 
 ROWS = gl.constexpr(64)  # of one group of warps
@@ -27,7 +29,7 @@ KEYS = gl.constexpr(64)
 
 
 @gluon.jit
-def zeros_past(v_tile, inside_until, D: gl.constexpr):
+def _zeros_past(v_tile, inside_until, D: gl.constexpr):
     """+0 in the rows of a tile of values from `inside_until` on."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
     values = v_tile.load(layout)
@@ -38,7 +40,7 @@ def zeros_past(v_tile, inside_until, D: gl.constexpr):
 
 
 @gluon.jit
-def weights_of(s, m, c, first_key, position, MASKED: gl.constexpr, mma: gl.constexpr):
+def _weights_of(s, m, c, first_key, position, MASKED: gl.constexpr, mma: gl.constexpr):
     """(m', a, p) of a tile."""
     if MASKED:
         valid = first_key + gl.arange(0, KEYS, gl.SliceLayout(0, mma))[None, :] <= position[:, None]
@@ -55,13 +57,13 @@ def weights_of(s, m, c, first_key, position, MASKED: gl.constexpr, mma: gl.const
 
 
 @gluon.jit
-def folded_of(p):
+def _folded_of(p):
     """The lanes of the row sum of a tile."""
     return fold_pair(fold_pair(fold_pair(p, ROWS, 64), ROWS, 32), ROWS, 16)
 
 
 @gluon.jit
-def merged_of(total_m, total_l, total, m, lanes, acc, reached, wide: gl.constexpr):
+def _merged_of(total_m, total_l, total, m, lanes, acc, reached, wide: gl.constexpr):
     """The total after a chunk, where the chunk reaches the row."""
     lsum = fold_pair(fold_pair(fold_pair(lanes, ROWS, 8), ROWS, 4), ROWS, 2)
     lsum = gl.convert_layout(gl.reshape(lsum, (ROWS,)), total_l.type.layout)
@@ -77,10 +79,50 @@ def merged_of(total_m, total_l, total, m, lanes, acc, reached, wide: gl.constexp
 
 
 @gluon.jit
+def _steps(
+    begin_tile, end_tile, own, pairs, m, lanes, acc, p16, a_total, position, c, wide: gl.constexpr,
+    D: gl.constexpr, STAGES: gl.constexpr, MASKED: gl.constexpr,
+):  # fmt: skip
+    """Products with the values of the tiles begin_tile .. end_tile, while the weights of the tile after each are made.
+
+    `pairs`: (tiles of keys, tiles of values, ready, free); the keys of tile t + 1 lie beside the values of tile t.
+    `a_total`: (m, l, acc) over whole chunks.
+    """
+    k_tiles, v_tiles, ready, free = pairs
+    total_m, total_l, total = a_total
+    rows: gl.constexpr = total_m.type.layout
+    mma: gl.constexpr = rows.parent
+    nothing = gl.zeros((ROWS, KEYS), gl.float32, mma)
+    least = gl.full((ROWS,), float("-inf"), gl.float32, rows)
+    for tile in range(begin_tile, end_tile):
+        slot = tile % STAGES
+        ends = tile % TILES == TILES - 1
+        s_next = warpgroup_mma(own, k_tiles.index(slot).permute((1, 0)), nothing, is_async=True)
+        product = warpgroup_mma(p16, v_tiles.index(slot), acc, is_async=True)
+        s = warpgroup_mma_wait(1, deps=[s_next])
+        m_next, a, p = _weights_of(s, gl.where(ends, least, m), c, (tile + 1) * KEYS, position, MASKED, mma)
+        folded = _folded_of(p)
+        # for the next step; a loop here also keeps the assembler from waiting for the product before the weights
+        mbarrier.wait(ready.index((tile + 1) % STAGES), ((tile + 1) // STAGES) & 1)
+        acc = warpgroup_mma_wait(0, deps=[product])
+        gl.thread_barrier()
+        mbarrier.arrive(free.index(slot), count=1)
+        if ends:
+            reached = position >= tile // TILES * (TILES * KEYS)
+            total_m, total_l, total = _merged_of(total_m, total_l, total, m, lanes, acc, reached, wide)
+            acc = gl.zeros((ROWS, D), gl.float32, wide)
+            lanes = gl.zeros_like(lanes)
+        acc = acc * gl.convert_layout(a, gl.SliceLayout(1, wide))[:, None]
+        lanes = gl.fma(lanes, gl.convert_layout(a, gl.SliceLayout(1, lanes.type.layout))[:, None], folded)
+        m = m_next
+        p16 = gl.convert_layout(p.to(gl.bfloat16), gl.DotOperandLayout(0, wide, 2))
+    return m, lanes, acc, p16, (total_m, total_l, total)
+
+
+@gluon.jit
 def _consume(
-    group, queries, k_tiles, v_tiles, k_ready, k_free, v_ready, v_free, turns, q, out, m_out, l_out, begin, count,
-    length,
-    shift, first, head, tiles, whole, q_token, q_head, c,
+    group, queries, first_keys, first_ready, pairs, q, out, m_out, l_out, begin, count, length, shift, first, head,
+    tiles, whole, q_token, q_head, c,
     HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, STATISTICS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
@@ -99,61 +141,36 @@ def _consume(
 
     r = first + gl.arange(0, ROWS, rows)
     position = gl.minimum(r // GROUP, count - 1) + shift
-    total_m = gl.full((ROWS,), float("-inf"), gl.float32, rows)
-    total_l = gl.zeros((ROWS,), gl.float32, rows)
-    total = gl.zeros((ROWS, D), gl.float32, wide)
-    nothing = gl.zeros((ROWS, KEYS), gl.float32, mma)
     least = gl.full((ROWS,), float("-inf"), gl.float32, rows)
-    empty = folded_of(nothing)
+    a_total = (least, gl.zeros((ROWS,), gl.float32, rows), gl.zeros((ROWS, D), gl.float32, wide))
+    nothing = gl.zeros((ROWS, KEYS), gl.float32, mma)
 
-    mbarrier.wait(k_ready.index(0), 0)
-    s = warpgroup_mma(own, k_tiles.index(0).permute((1, 0)), nothing, is_async=True)
+    mbarrier.wait(first_ready, 0)
+    s = warpgroup_mma(own, first_keys.permute((1, 0)), nothing, is_async=True)
     s = warpgroup_mma_wait(0, deps=[s])
-    gl.thread_barrier()
-    mbarrier.arrive(k_free.index(0), count=1)
-    if whole > 0:
-        m, a, p = weights_of(s, least, c, 0, position, False, mma)
-    else:
-        m, a, p = weights_of(s, least, c, 0, position, True, mma)
+    m, a, p = _weights_of(s, least, c, 0, position, True, mma)
     # as after any tile: the factor is NaN where the maximum is not finite
-    lanes = gl.fma(empty, gl.convert_layout(a, gl.SliceLayout(1, empty.type.layout))[:, None], folded_of(p))
+    empty = _folded_of(nothing)
+    lanes = gl.fma(empty, gl.convert_layout(a, gl.SliceLayout(1, empty.type.layout))[:, None], _folded_of(p))
     acc = gl.zeros((ROWS, D), gl.float32, wide) * gl.convert_layout(a, gl.SliceLayout(1, wide))[:, None]
     p16 = gl.convert_layout(p.to(gl.bfloat16), gl.DotOperandLayout(0, wide, 2))
-    for tile in range(0, tiles):
-        slot = tile % STAGES
-        coming = gl.minimum(tile + 1, tiles - 1)  # past the last tile: the same again, for nothing
-        k_slot = coming % STAGES
-        ends = (tile % TILES == TILES - 1) | (tile == tiles - 1)
-        mbarrier.wait(k_ready.index(k_slot), (coming // STAGES) & 1)
-        # the groups take turns with the matrix unit, so that one computes weights while the other's products run
-        mbarrier.wait(turns.index(group), tile & 1)
-        s_next = warpgroup_mma(own, k_tiles.index(k_slot).permute((1, 0)), nothing, is_async=True)
-        mbarrier.wait(v_ready.index(slot), (tile // STAGES) & 1)
-        if tile * KEYS + KEYS > length:
-            zeros_past(v_tiles.index(slot), length - tile * KEYS, D)
-        product = warpgroup_mma(p16, v_tiles.index(slot), acc, is_async=True)
-        mbarrier.arrive(turns.index(1 - group), count=1)
-        s = warpgroup_mma_wait(1, deps=[s_next])
-        gl.thread_barrier()
-        mbarrier.arrive(k_free.index(k_slot), count=1)
-        m_start = gl.where(ends, least, m)
-        if coming < whole:
-            m_next, a, p = weights_of(s, m_start, c, coming * KEYS, position, False, mma)
-        else:
-            m_next, a, p = weights_of(s, m_start, c, coming * KEYS, position, True, mma)
-        folded = folded_of(p)
-        acc = warpgroup_mma_wait(0, deps=[product])
-        gl.thread_barrier()
-        mbarrier.arrive(v_free.index(slot), count=1)
-        if ends:
-            reached = position >= tile // TILES * (TILES * KEYS)
-            total_m, total_l, total = merged_of(total_m, total_l, total, m, lanes, acc, reached, wide)
-            acc = gl.zeros((ROWS, D), gl.float32, wide)
-            lanes = empty
-        acc = acc * gl.convert_layout(a, gl.SliceLayout(1, wide))[:, None]
-        lanes = gl.fma(lanes, gl.convert_layout(a, gl.SliceLayout(1, lanes.type.layout))[:, None], folded)
-        m = m_next
-        p16 = gl.convert_layout(p.to(gl.bfloat16), gl.DotOperandLayout(0, wide, 2))
+    _, v_tiles, ready, _ = pairs
+    mbarrier.wait(ready.index(0), 0)
+    unmasked = gl.maximum(whole - 1, 0)  # steps after which every row attends to every key of the tile to come
+    m, lanes, acc, p16, a_total = _steps(
+        0, unmasked, own, pairs, m, lanes, acc, p16, a_total, position, c, wide, D, STAGES, False
+    )
+    m, lanes, acc, p16, a_total = _steps(
+        unmasked, tiles - 1, own, pairs, m, lanes, acc, p16, a_total, position, c, wide, D, STAGES, True
+    )
+    last = tiles - 1
+    values = v_tiles.index(last % STAGES)
+    if tiles * KEYS > length:
+        _zeros_past(values, length - last * KEYS, D)
+    acc = warpgroup_mma_wait(0, deps=[warpgroup_mma(p16, values, acc, is_async=True)])
+    total_m, total_l, total = a_total
+    reached = position >= last // TILES * (TILES * KEYS)
+    total_m, total_l, total = _merged_of(total_m, total_l, total, m, lanes, acc, reached, wide)
 
     ok = r < count * GROUP
     at = ((begin + gl.minimum(r // GROUP, count - 1)).to(gl.int64) * HEADS + head) * GROUP + r % GROUP
@@ -161,31 +178,60 @@ def _consume(
         gl.store(m_out + at, total_m, mask=ok)
         gl.store(l_out + at, total_l, mask=ok)
     inverse = gl.convert_layout(gl.div_rn(1.0, total_l), gl.SliceLayout(1, wide))
-    to = gl.convert_layout(at, gl.SliceLayout(1, wide))[:, None] * D + gl.arange(0, D, gl.SliceLayout(0, wide))[None, :]
-    there = gl.convert_layout(ok, gl.SliceLayout(1, wide))[:, None]
-    gl.store(out + to, round_bf16_of(total * inverse[:, None]), mask=there)
+    # by way of shared memory, so that threads store 16 bytes at a time; the rows that a thread stores are others than
+    # those of q that it loaded, whose places would be held in registers until here
+    own.store(round_bf16_of(total * inverse[:, None]))
+    gl.thread_barrier()
+    stores: gl.constexpr = gl.BlockedLayout([D // 16, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
+    sr = first + gl.arange(0, ROWS, gl.SliceLayout(1, stores))
+    sd = gl.arange(0, D, gl.SliceLayout(0, stores))
+    to = ((begin + sr // GROUP).to(gl.int64) * HEADS + head) * GROUP + sr % GROUP
+    gl.store(out + to[:, None] * D + sd[None, :], own.load(stores), mask=(sr < count * GROUP)[:, None])
+
+
+@gluon.jit
+def _copy_keys(source, tile, barrier, to, start, length, table, head, HEADS: gl.constexpr, SIZE: gl.constexpr,
+               D: gl.constexpr, FROM: gl.constexpr):  # fmt: skip
+    """Start copying a tile of keys (FROM 0) or values (FROM D of a row in pages) into shared memory."""
+    if SIZE == 0:
+        tma.async_copy_global_to_shared(source, [start + tile * KEYS, head * D], barrier, to)
+    else:
+        # columns 64 at a time, as the tile lies in shared memory, and of each the four groups of 16 keys
+        boxes = to._reinterpret(
+            gl.bfloat16, [D // 16, 16, 64], gl.NVMMASharedLayout.get_default_for([16, 64], gl.bfloat16)
+        )
+        found = rows_of_tile(table, length, head, tile * KEYS, HEADS, SIZE)
+        for part in gl.static_range(D // 64):
+            for box in gl.static_range(4):
+                tma.async_copy_global_to_shared(
+                    source, [found[box], FROM + part * 64], barrier, boxes.index(part * 4 + box)
+                )
 
 
 @gluon.jit
 def _produce(
-    keys, values, k_tiles, v_tiles, k_ready, k_free, v_ready, v_free, start, head, tiles,
-    D: gl.constexpr, STAGES: gl.constexpr,
+    keys, values, first_keys, first_ready, pairs, start, length, table, head, tiles,
+    HEADS: gl.constexpr, SIZE: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    for tile in range(0, tiles):
+    k_tiles, v_tiles, ready, free = pairs
+    mbarrier.expect(first_ready, KEYS * D * 2)
+    _copy_keys(keys, 0, first_ready, first_keys, start, length, table, head, HEADS, SIZE, D, 0)
+    for tile in range(0, tiles - 1):
         slot = tile % STAGES
-        free = ((tile // STAGES) & 1) ^ 1
-        mbarrier.wait(k_free.index(slot), free)
-        mbarrier.expect(k_ready.index(slot), KEYS * D * 2)
-        tma.async_copy_global_to_shared(keys, [start + tile * KEYS, head * D], k_ready.index(slot), k_tiles.index(slot))
-        mbarrier.wait(v_free.index(slot), free)
-        mbarrier.expect(v_ready.index(slot), KEYS * D * 2)
-        tma.async_copy_global_to_shared(
-            values, [start + tile * KEYS, head * D], v_ready.index(slot), v_tiles.index(slot)
-        )
+        mbarrier.wait(free.index(slot), ((tile // STAGES) & 1) ^ 1)
+        barrier = ready.index(slot)
+        mbarrier.expect(barrier, 2 * KEYS * D * 2)
+        _copy_keys(keys, tile + 1, barrier, k_tiles.index(slot), start, length, table, head, HEADS, SIZE, D, 0)
+        _copy_keys(values, tile, barrier, v_tiles.index(slot), start, length, table, head, HEADS, SIZE, D, D)
+    last = tiles - 1
+    slot = last % STAGES
+    mbarrier.wait(free.index(slot), ((last // STAGES) & 1) ^ 1)
+    mbarrier.expect(ready.index(slot), KEYS * D * 2)
+    _copy_keys(values, last, ready.index(slot), v_tiles.index(slot), start, length, table, head, HEADS, SIZE, D, D)
 
 
 @gluon.jit
-def find_block(
+def _find_block(
     block, rows_of, B, GROUP: gl.constexpr, BLOCK: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr = 1
 ):
     """As find_rows of triton_rows.py for sequences of at least LEAST rows, the last block of a sequence first."""
@@ -210,16 +256,21 @@ def _add(a, b):
 
 @gluon.jit(do_not_specialize=["tokens", "B"])
 def forward_rows(
-    keys, values, q, out, m_out, l_out, rows_of, keys_of, counter, tokens, B, q_token, q_head, c,
-    HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, BATCH: gl.constexpr, STATISTICS: gl.constexpr,
-    STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+    keys, values, q, out, m_out, l_out, rows_of, keys_of, table, counter, tokens, B, q_token, q_head, table_stride, c,
+    HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, BATCH: gl.constexpr, SIZE: gl.constexpr,
+    LEAST: gl.constexpr, STATISTICS: gl.constexpr, STAGES: gl.constexpr,
+    REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """As forward_rows of triton_forward.py for packed keys whose query rows are the last ones of their sequence."""
+    """As forward_rows of triton_forward.py where the query rows are the last ones of their sequence.
+
+    SIZE 0: `keys` and `values` copy 64 packed rows of all heads. Else both copy 16 rows and 64 columns of a cache,
+    seen as [pages * HEADS * SIZE, 2 D].
+    """
     tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, D], gl.bfloat16)
     bars: gl.constexpr = mbarrier.MBarrierLayout()
     count_launch(counter)
     head = gl.program_id(0) % HEADS
-    b, first = find_block(gl.program_id(0) // HEADS, rows_of, B, GROUP, 2 * ROWS, BATCH)
+    b, first = _find_block(gl.program_id(0) // HEADS, rows_of, B, GROUP, 2 * ROWS, BATCH, LEAST)
     if b < 0:  # rows outside every sequence
         plain: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
         row = gl.load(rows_of + B) * GROUP + first * (2 * ROWS) + gl.arange(0, 2 * ROWS, gl.SliceLayout(1, plain))
@@ -234,8 +285,14 @@ def forward_rows(
         return
     begin = gl.load(rows_of + b)
     count = gl.load(rows_of + b + 1) - begin
-    start = gl.load(keys_of + b)
-    length = gl.load(keys_of + b + 1) - start
+    if SIZE == 0:
+        start = gl.load(keys_of + b)
+        length = gl.load(keys_of + b + 1) - start
+        pages = rows_of  # not read
+    else:
+        start = 0
+        length = gl.load(keys_of + b)
+        pages = table + b.to(gl.int64) * table_stride
     shift = length - count
     lowest = first // GROUP + shift
     highest = gl.minimum((first + 2 * ROWS - 1) // GROUP, count - 1) + shift
@@ -243,43 +300,38 @@ def forward_rows(
     whole = gl.minimum((lowest + 1) // KEYS, tiles - 1)
 
     queries = gl.allocate_shared_memory(gl.bfloat16, [2, ROWS, D], tile)
+    first_keys = gl.allocate_shared_memory(gl.bfloat16, [KEYS, D], tile)
     k_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, KEYS, D], tile)
     v_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, KEYS, D], tile)
-    k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
-    k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
-    v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
-    v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
-    turns = gl.allocate_shared_memory(gl.int64, [2, 1], bars)
-    mbarrier.init(turns.index(0), count=1)
-    mbarrier.init(turns.index(1), count=1)
-    mbarrier.arrive(turns.index(0), count=1)
+    first_ready = gl.allocate_shared_memory(gl.int64, [1], bars)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
+    mbarrier.init(first_ready, count=1)
     for stage in gl.static_range(STAGES):
-        mbarrier.init(k_ready.index(stage), count=1)
-        mbarrier.init(k_free.index(stage), count=2)
-        mbarrier.init(v_ready.index(stage), count=1)
-        mbarrier.init(v_free.index(stage), count=2)
+        mbarrier.init(ready.index(stage), count=1)
+        mbarrier.init(free.index(stage), count=2)
+    pairs = (k_tiles, v_tiles, ready, free)
     gl.warp_specialize(
         [
             (
                 _consume,
                 (
-                    0, queries, k_tiles, v_tiles, k_ready, k_free, v_ready, v_free, turns, q, out, m_out, l_out,
-                    begin, count, length, shift, first, head, tiles, whole, q_token, q_head, c, HEADS, GROUP, D,
-                    STATISTICS, STAGES,
+                    0, queries, first_keys, first_ready, pairs, q, out, m_out, l_out, begin, count, length, shift,
+                    first, head, tiles, whole, q_token, q_head, c, HEADS, GROUP, D, STATISTICS, STAGES,
                 ),
             ),
             (
                 _consume,
                 (
-                    1, queries, k_tiles, v_tiles, k_ready, k_free, v_ready, v_free, turns, q, out, m_out, l_out,
-                    begin, count, length, shift, first, head, tiles, whole, q_token, q_head, c, HEADS, GROUP, D,
-                    STATISTICS, STAGES,
+                    1, queries, first_keys, first_ready, pairs, q, out, m_out, l_out, begin, count, length, shift,
+                    first, head, tiles, whole, q_token, q_head, c, HEADS, GROUP, D, STATISTICS, STAGES,
                 ),
             ),
             (
                 _produce,
                 (
-                    keys, values, k_tiles, v_tiles, k_ready, k_free, v_ready, v_free, start, head, tiles, D, STAGES,
+                    keys, values, first_keys, first_ready, pairs, start, length, pages, head, tiles, HEADS, SIZE, D,
+                    STAGES,
                 ),
             ),
         ],

@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from samebits.backends.device_counters import slot
-from samebits.ops.attention import gluon_forward, gluon_pairs, gluon_split, launch
+from samebits.ops.attention import gluon_forward, gluon_split, launch
 from samebits.ops.attention.scale import exponent_scale
 
 _BOX = 16  # keys that are copied at once from pages
@@ -17,7 +17,7 @@ _TILE = 64  # and from packed keys
 
 
 def suits(q: Tensor, kv_cache: Tensor, arithmetic: str) -> bool:
-    """Can chunk_states serve this cache? Pages of a multiple of 16 tokens, one after the other, D of 64 or 128."""
+    """Can the Gluon kernels serve this cache? Pages of a multiple of 16 tokens, one after the other, D of 64 or 128."""
     return (
         arithmetic == "sm90"
         and torch.version.hip is None
@@ -52,21 +52,11 @@ def forward_rows(
     width = kv_heads * dim
     keys, values = (TensorDescriptor(x, [x.shape[0], width], [x.stride(0), 1], [_TILE, dim], layout) for x in (k, v))
     blocks = triton.cdiv(tokens * group, how.rows) + requests + 1
-    counter = slot("attention.packed.copies", q.device)
-    options = {
-        "HEADS": kv_heads, "GROUP": group, "D": dim, "BATCH": triton.next_power_of_2(max(requests, 1)),
-        "STATISTICS": m is not None, "STAGES": how.stages, "REGISTERS": 240, "num_warps": how.warps,
-        "enable_fp_fusion": False,
-    }  # fmt: skip
-    if how.pairs:
-        gluon_pairs.forward_rows[(blocks * kv_heads,)](
-            keys, values, q, out, m, lsum, rows_of, keys_of, None, counter, tokens, requests, *q.stride()[:2], 0,
-            exponent_scale(scale), SIZE=0, LEAST=1, TURNS=how.turns, **options,
-        )  # fmt: skip
-        return
     gluon_forward.forward_rows[(blocks * kv_heads,)](
-        keys, values, q, out, m, lsum, rows_of, keys_of, counter, tokens, requests, *q.stride()[:2],
-        exponent_scale(scale), **options,
+        keys, values, q, out, m, lsum, rows_of, keys_of, None, slot("attention.packed.copies", q.device), tokens,
+        requests, *q.stride()[:2], 0, exponent_scale(scale), HEADS=kv_heads, GROUP=group, D=dim,
+        BATCH=triton.next_power_of_2(max(requests, 1)), SIZE=0, LEAST=1, STATISTICS=m is not None, STAGES=how.stages,
+        REGISTERS=240, num_warps=how.warps, enable_fp_fusion=False,
     )  # fmt: skip
 
 
@@ -81,11 +71,11 @@ def forward_pages(
     layout = gl.NVMMASharedLayout.get_default_for([_BOX, 64], gl.bfloat16)
     cache = TensorDescriptor(rows, list(rows.shape), list(rows.stride()), [_BOX, 64], layout)
     blocks = triton.cdiv(tokens * group, how.rows) + requests + 1
-    gluon_pairs.forward_rows[(blocks * kv_heads,)](
+    gluon_forward.forward_rows[(blocks * kv_heads,)](
         cache, cache, q, out, None, None, rows_of, lengths, table, slot("attention.paged.copies", q.device), tokens,
         requests, *q.stride()[:2], table.stride(0), exponent_scale(scale), HEADS=kv_heads, GROUP=group, D=dim,
         BATCH=triton.next_power_of_2(max(requests, 1)), SIZE=size, LEAST=least, STATISTICS=False, STAGES=how.stages,
-        TURNS=how.turns, REGISTERS=240, num_warps=how.warps, enable_fp_fusion=False,
+        REGISTERS=240, num_warps=how.warps, enable_fp_fusion=False,
     )  # fmt: skip
 
 

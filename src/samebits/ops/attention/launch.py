@@ -20,17 +20,13 @@ MOST_PROGRAMS = 16 * SMS
 class Rows:
     """Programs that own `rows` (token, head) rows and read `stages` tiles ahead.
 
-    `copies`: the Gluon form, whose keys are copied by Hopper's tensor engine; `pairs`: its form with fewer waits, which
-    also reads pages. That one is compiled by the audit and tested by tests/gpu, but no shape takes it yet: it has not
-    been run on a card.
+    `copies`: the Gluon form, whose keys are copied by Hopper's tensor engine.
     """
 
     rows: int
     warps: int
     stages: int
     copies: bool = False
-    pairs: bool = False
-    turns: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,7 +62,7 @@ Choice = TypeVar("Choice", Rows, Split, Keys)
 
 def forward(head_dim: int, copies: bool = False) -> Rows:
     if copies:
-        return Rows(128, 4, 3, copies=True)
+        return Rows(128, 4, 4, copies=True)
     return Rows(128, 8, 2) if head_dim <= 128 else Rows(64, 4, 2)
 
 
@@ -75,13 +71,12 @@ def split(tokens: int, kv_heads: int, group: int, chunks: int, copies: bool = Fa
     rows = max(FEW_ROWS, 1 << (group - 1).bit_length())
     blocks = max(1, tokens * kv_heads)
     splits = max(1, min(chunks, -(-MOST_PROGRAMS // blocks)))
-    merge_rows = 1 if tokens < 8 else 4
     if copies and rows == FEW_ROWS:
         # few programs have a multiprocessor to themselves; many hide the copies of one behind the work of others
         alone = blocks * splits <= 2 * SMS
-        stages = 3 if alone else 1 if splits == chunks else 2
-        return Split(rows, splits, chunks == 1, 1, stages, merge_rows, 8, copies=True)
-    return Split(rows, splits, chunks == 1, 4, 3, merge_rows, 8)
+        stages = 1 if splits == chunks and not alone else 2
+        return Split(rows, splits, chunks == 1, 1, stages, 1, 8, copies=True)
+    return Split(rows, splits, chunks == 1, 4, 3, 1, 8)
 
 
 def query_gradients(head_dim: int) -> Rows:

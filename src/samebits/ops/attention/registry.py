@@ -7,7 +7,6 @@ from typing import Any
 
 from samebits.ops.attention import (
     gluon_forward,
-    gluon_pairs,
     gluon_split,
     launch,
     triton_backward,
@@ -109,20 +108,13 @@ def _copies() -> Iterator[Entry]:
         )  # fmt: skip
     rows = launch.forward(DIM, copies=True)
     whole: Constants = {"HEADS": HEADS, "GROUP": GROUP, "D": DIM, "BATCH": 8, "STAGES": rows.stages, "REGISTERS": 240}
-    statistics: Constants = {"STATISTICS": True}
-    packed = statistics | {"SIZE": 0, "LEAST": 1, "table": None, "TURNS": True}
-    paged = {"SIZE": 16, "LEAST": 17, "STATISTICS": False, "m_out": None, "l_out": None, "TURNS": False}
-    part = f"tensordesc<bf16[16, 64],{tile}>"
-    box = f"tensordesc<bf16[64, {DIM}],{tile}>"
-    for name, kernel, constants, copied in (
-        ("packed", gluon_forward.forward_rows, statistics, box),
-        ("packed-pairs", gluon_pairs.forward_rows, packed, box),
-        ("paged-pairs", gluon_pairs.forward_rows, paged, part),
-    ):
-        # values that live across the loop, which the register limit at the entry of specialised warps counts
+    packed: Constants = {"SIZE": 0, "LEAST": 1, "STATISTICS": True, "table": None}
+    paged: Constants = {"SIZE": 16, "LEAST": 17, "STATISTICS": False, "m_out": None, "l_out": None}
+    for name, constants, rows_at_once, columns in (("packed", packed, 64, DIM), ("paged", paged, 16, 64)):
+        copied = f"tensordesc<bf16[{rows_at_once}, {columns}],{tile}>"
         yield _entry(
-            f"copies.{name}", kernel, whole | constants, rows.warps, "cuda", types={"keys": copied, "values": copied},
-            spills_allowed=("sm_90",),
+            f"copies.{name}", gluon_forward.forward_rows, whole | constants, rows.warps, "cuda",
+            types={"keys": copied, "values": copied},
         )  # fmt: skip
 
 

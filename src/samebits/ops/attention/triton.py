@@ -58,16 +58,17 @@ def paged(
     out = _results(q, False, arithmetic, out)[0]
     size = kv_cache.shape[2]
     tokens, requests, group = q.shape[0], seq_lens.shape[0], q.shape[1] // kv_cache.shape[1]
+    copies = hopper.suits(q, kv_cache, arithmetic)
+    most = (tokens if max_query_len is None else max_query_len) * group  # rows of a request
     few = 0
     if arithmetic != "fma32":
         chunks = triton.cdiv(block_table.shape[1] * size, CHUNK)
-        copies = hopper.suits(q, kv_cache, arithmetic)
         how = how or _here(launch.split(min(tokens, requests), kv_cache.shape[1], group, chunks, copies))
         few = how.rows
-        _split(q, kv_cache, out, seq_lens, query_start_loc, block_table, scale, how, chunks)
-    longest = tokens if max_query_len is None else max_query_len
-    if few < longest * group:  # some request may have more rows
-        if rows is not None and rows.pairs:
+        _split(q, kv_cache, out, seq_lens, query_start_loc, block_table, scale, how, chunks, few < most)
+    if few < most:
+        rows = rows or _here(launch.forward(q.shape[2], copies))
+        if rows.copies:
             hopper.forward_pages(q, kv_cache, out, query_start_loc, seq_lens, block_table, few + 1, scale, rows)
             return out
         index = (query_start_loc, seq_lens, None, block_table, size)
@@ -176,8 +177,9 @@ def _rows(
 
 def _split(
     q: Tensor, kv_cache: Tensor, out: Tensor, lengths: Tensor, rows_of: Tensor, table: Tensor, scale: float,
-    how: launch.Split, chunks: int,
+    how: launch.Split, chunks: int, others: bool,
 ) -> None:  # fmt: skip
+    """The requests with few rows and, unless there may be `others`, +0 in the rows outside all requests."""
     tokens, heads, dim = q.shape
     kv_heads, requests = kv_cache.shape[1], lengths.shape[0]
     k, v = _keys_and_values(kv_cache)
@@ -197,7 +199,7 @@ def _split(
             k.stride(0), table.stride(0), exponent_scale(scale), SIZE=kv_cache.shape[2], ROWS=how.rows,
             STAGES=how.stages, num_warps=how.warps, **shared,
         )  # fmt: skip
-    blocks = triton.cdiv(tokens * group, how.merge_rows) + requests + 1
+    blocks = triton.cdiv((held if others else tokens) * group, how.merge_rows) + requests + 1
     triton_split.merge_chunks[(blocks * kv_heads,)](
         m, lsum, acc, out, rows_of, lengths, slot("attention.merge_chunks", q.device), tokens, held, requests,
         ROWS=how.merge_rows, AHEAD=how.ahead, num_warps=1, **shared,

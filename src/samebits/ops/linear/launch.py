@@ -17,8 +17,7 @@ LDS_BYTES = 65536  # of a compute unit of MI300X
 class Launch:
     """`kernel`: persistent, tile, any (see kernels.py); `swapped`, `split` and `repeat` belong to `any`.
 
-    `repeat`: rows past the last are loaded as the last. Tested by tests/gpu, but no shape takes it yet: it has not been
-    run on a card.
+    `repeat`: rows past the last are loaded as the last, so that no load has a mask.
     """
 
     kernel: str
@@ -67,6 +66,8 @@ def _few_rows(m: int, n: int, segments: int, tma: bool) -> Launch:
         return Launch("persistent", block_m, 64, 128, 4, 5)
     if n > 8192:
         return Launch("any", block_m, 64, 128, 4, 4, swapped=True, split=split)
+    if n <= 16 * SMS and m < block_m == 16 and not split:
+        return Launch("any", 16, 16, 512, 2, 4, swapped=True, repeat=True)
     if n <= 16 * SMS and (m == block_m or block_m == 64):
         return Launch("any", block_m, 16, 512 if block_m < 64 else 256, 4, 4, swapped=True, split=split)
     if block_m == 16:

@@ -73,7 +73,7 @@ def _entries() -> Iterator[Entry]:
     few = [
         Launch("any", 16, 16, 256, 2, 5, swapped=True), Launch("any", 16, 64, 128, 4, 4, swapped=True),
         Launch("any", 16, 16, 512, 4, 4, swapped=True), Launch("any", 32, 32, 256, 4, 4, swapped=True),
-        Launch("any", 64, 64, 32, 4, 3), Launch("any", 16, 16, 512, 4, 4, swapped=True, repeat=True),
+        Launch("any", 64, 64, 32, 4, 3), Launch("any", 16, 16, 512, 2, 4, swapped=True, repeat=True),
     ]  # fmt: skip
     for targets, of in (("cuda", lambda how: how), ("hip", for_amd)):
         if targets == "hip":

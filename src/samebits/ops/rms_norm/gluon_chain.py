@@ -1,6 +1,6 @@
-"""The gradient of the weight on NVIDIA: norm_weight_gradient of triton.py with rows that are copied far ahead.
+"""The gradient of the weight on Hopper: norm_weight_gradient of triton.py with rows that are copied far ahead.
 
-A warp owns 32 columns and adds row after row; the rows to come are on their way to shared memory meanwhile.
+A program owns 32 columns. Four warps multiply rows by their factors; a fifth adds them, one after the other.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -10,81 +10,120 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from samebits.arithmetic.triton import count_launch
 
 COLUMNS = gl.constexpr(32)
+PIECE = gl.constexpr(32)  # rows that the adding warp holds
+PIECES = gl.constexpr(4)  # that are handed over together
+ROWS = gl.constexpr(128)
 
 
 @gluon.jit
-def _copy(dy, x, scale, left, dy_row, x_row, slot, tiles, ROWS: gl.constexpr):
+def _copy(dy, x, scale, left, dy_row, x_row, slot, tiles):
     """Start copying ROWS rows, `left` of them there, into a slot of the tiles."""
-    pieces: gl.constexpr = gl.BlockedLayout([1, 8], [8, 4], [1, 1], [1, 0])
-    factors: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    row = gl.arange(0, ROWS, gl.SliceLayout(1, pieces))[:, None]
-    column = gl.arange(0, COLUMNS, gl.SliceLayout(0, pieces))[None, :]
+    parts: gl.constexpr = gl.BlockedLayout([1, 8], [8, 4], [4, 1], [1, 0])
+    factors: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, parts))[:, None]
+    column = gl.arange(0, COLUMNS, gl.SliceLayout(0, parts))[None, :]
     number = gl.arange(0, ROWS, factors)
     dy_tiles, x_tiles, scales = tiles
-    there = row < left
-    async_copy.async_copy_global_to_shared(dy_tiles.index(slot), dy + row * dy_row + column, mask=there)
-    async_copy.async_copy_global_to_shared(x_tiles.index(slot), x + row * x_row + column, mask=there)
+    async_copy.async_copy_global_to_shared(dy_tiles.index(slot), dy + row * dy_row + column, mask=row < left)
+    async_copy.async_copy_global_to_shared(x_tiles.index(slot), x + row * x_row + column, mask=row < left)
     async_copy.async_copy_global_to_shared(scales.index(slot), scale + number, mask=number < left)
     async_copy.commit_group()
 
 
 @gluon.jit
-def _half(x, ROWS: gl.constexpr):
-    """The upper and the lower rows of x [ROWS, COLUMNS], which a thread has all of: nothing moves."""
-    return gl.split(gl.permute(gl.reshape(x, (2, ROWS // 2, COLUMNS)), (1, 2, 0)))
+def _prepare(dy, x, scale, rows, dy_row, x_row, tiles, made, ready, free, STAGES: gl.constexpr, SLOTS: gl.constexpr):
+    own: gl.constexpr = gl.BlockedLayout([8, 1], [1, 32], [4, 1], [0, 1])
+    dy_tiles, x_tiles, scales = tiles
+    dy_made, normed_made = made
+    for stage in gl.static_range(STAGES - 1):
+        _copy(dy, x, scale, rows - stage * ROWS, dy_row, x_row, stage, tiles)
+        dy += ROWS * dy_row
+        x += ROWS * x_row
+        scale += ROWS
+    for step in range(0, (rows + ROWS - 1) // ROWS):
+        async_copy.wait_group(STAGES - 2)
+        coming = step + STAGES - 1
+        _copy(dy, x, scale, rows - coming * ROWS, dy_row, x_row, coming % STAGES, tiles)
+        dy += ROWS * dy_row
+        x += ROWS * x_row
+        scale += ROWS
+        here = step % STAGES
+        upstream = dy_tiles.index(here).load(own)
+        normed = x_tiles.index(here).load(own).to(gl.float32) * scales.index(here).load(gl.SliceLayout(1, own))[:, None]
+        slot = step % SLOTS
+        mbarrier.wait(free.index(slot), ((step // SLOTS) & 1) ^ 1)
+        dy_made.index(slot).store(gl.reshape(upstream, (PIECES, PIECE, COLUMNS)))
+        normed_made.index(slot).store(gl.reshape(normed, (PIECES, PIECE, COLUMNS)))
+        gl.thread_barrier()
+        mbarrier.arrive(ready.index(slot), count=1)
+    async_copy.wait_group(0)
 
 
 @gluon.jit
-def _add(acc, dy, normed, left, FIRST: gl.constexpr, ROWS: gl.constexpr, MASKED: gl.constexpr):
-    """acc after ROWS more rows, one after the other; where MASKED, those from `left` on are not added."""
-    if ROWS == 1:
+def _half(x, COUNT: gl.constexpr):
+    """The upper and the lower rows of x [COUNT, COLUMNS], which a thread has all of: nothing moves."""
+    return gl.split(gl.permute(gl.reshape(x, (2, COUNT // 2, COLUMNS)), (1, 2, 0)))
+
+
+@gluon.jit
+def _add(acc, dy, normed, left, FIRST: gl.constexpr, COUNT: gl.constexpr, MASKED: gl.constexpr):
+    """acc after COUNT more rows, one after the other; where MASKED, those from `left` on are not added."""
+    if COUNT == 1:
         d = gl.convert_layout(gl.reshape(dy, (COLUMNS,)), acc.type.layout, assert_trivial=True)
         n = gl.convert_layout(gl.reshape(normed, (COLUMNS,)), acc.type.layout, assert_trivial=True)
         longer = gl.fma(d, n, acc)
         return gl.where(left > FIRST, longer, acc) if MASKED else longer
     else:
-        dy_first, dy_then = _half(dy, ROWS)
-        first, then = _half(normed, ROWS)
-        acc = _add(acc, dy_first, first, left, FIRST, ROWS // 2, MASKED)
-        return _add(acc, dy_then, then, left, FIRST + ROWS // 2, ROWS // 2, MASKED)
+        dy_first, dy_then = _half(dy, COUNT)
+        first, then = _half(normed, COUNT)
+        acc = _add(acc, dy_first, first, left, FIRST, COUNT // 2, MASKED)
+        return _add(acc, dy_then, then, left, FIRST + COUNT // 2, COUNT // 2, MASKED)
 
 
 @gluon.jit
-def _bits(x):
-    """bf16 as whole registers: halves of registers would be moved about."""
-    return x.to(gl.uint16, bitcast=True).to(gl.uint32)
+def _take(piece, made, SLOTS: gl.constexpr):
+    """(dy, normed) of a piece in registers, a column to each thread."""
+    own: gl.constexpr = gl.BlockedLayout([PIECE, 1], [1, 32], [1, 1], [0, 1])
+    dy_lines: gl.constexpr = gl.SwizzledSharedLayout(8, 2, 4, [0, 1])
+    normed_lines: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [0, 1])
+    dy_made, normed_made = made
+    dy_pieces = dy_made._reinterpret(gl.bfloat16, [SLOTS * PIECES, PIECE, COLUMNS], dy_lines)
+    normed_pieces = normed_made._reinterpret(gl.float32, [SLOTS * PIECES, PIECE, COLUMNS], normed_lines)
+    at = piece % (SLOTS * PIECES)
+    return dy_pieces.index(at).load(own), normed_pieces.index(at).load(own)
 
 
 @gluon.jit
-def _value(bits):
-    return (bits << 16).to(gl.float32, bitcast=True)
-
-
-@gluon.jit
-def _load(slot, tiles, ROWS: gl.constexpr):
-    """A slot in registers: (dy, x, scale) of ROWS rows, a column to each thread."""
-    own: gl.constexpr = gl.BlockedLayout([ROWS, 1], [1, 32], [1, 1], [0, 1])
-    dy_tiles, x_tiles, scales = tiles
-    return (
-        _bits(dy_tiles.index(slot).load(own)),
-        _bits(x_tiles.index(slot).load(own)),
-        scales.index(slot).load(gl.SliceLayout(1, own)),
-    )
-
-
-@gluon.jit
-def _add_tile(acc, rows, left, ROWS: gl.constexpr, MASKED: gl.constexpr):
-    dy, x, scale = rows
-    return _add(acc, _value(dy), _value(x) * scale[:, None], left, 0, ROWS, MASKED)
+def _chain(dw, first, rows, made, ready, free, SLOTS: gl.constexpr):
+    at = first + gl.arange(0, COLUMNS, gl.BlockedLayout([1], [32], [1], [0]))
+    acc = gl.load(dw + at)
+    whole = rows // PIECE
+    last = (rows + PIECE - 1) // PIECE - 1
+    mbarrier.wait(ready.index(0), 0)
+    dy, normed = _take(0, made, SLOTS)
+    for piece in range(0, whole):
+        # the next rows are loaded before these are added: each would wait for its own otherwise
+        coming = gl.minimum(piece + 1, last)
+        slot = (coming // PIECES) % SLOTS
+        mbarrier.wait(ready.index(slot), (coming // PIECES // SLOTS) & 1)
+        dy_next, normed_next = _take(coming, made, SLOTS)
+        if coming % PIECES == PIECES - 1:
+            mbarrier.arrive(free.index(slot), count=1)
+        acc = _add(acc, dy.to(gl.float32), normed, rows, 0, PIECE, False)
+        dy = dy_next
+        normed = normed_next
+    acc = _add(acc, dy.to(gl.float32), normed, rows - whole * PIECE, 0, PIECE, True)
+    gl.store(dw + at, gl.where(acc != acc, float("nan"), acc))
 
 
 @gluon.jit(do_not_specialize=["rows"])
-def add_rows(dy, x, scale, dw, counter, rows, dy_row, x_row, ROWS: gl.constexpr, STAGES: gl.constexpr):
-    """dw[i] goes on as a chain of fma over rows, ascending; a program owns COLUMNS elements."""
+def add_rows(dy, x, scale, dw, counter, rows, dy_row, x_row, STAGES: gl.constexpr, SLOTS: gl.constexpr):
+    """dw[i] goes on as a chain of fma over rows (one or more), ascending; a program owns COLUMNS elements."""
     count_launch(counter)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -93,30 +132,24 @@ def add_rows(dy, x, scale, dw, counter, rows, dy_row, x_row, ROWS: gl.constexpr,
         gl.allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, COLUMNS], plain),
         gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], line),
     )
+    # rows of a column side by side, so that a thread takes several at a time
+    dy_lines: gl.constexpr = gl.SwizzledSharedLayout(8, 2, 4, [1, 2, 0])
+    normed_lines: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [1, 2, 0])
+    made = (
+        gl.allocate_shared_memory(gl.bfloat16, [SLOTS, PIECES, PIECE, COLUMNS], dy_lines),
+        gl.allocate_shared_memory(gl.float32, [SLOTS, PIECES, PIECE, COLUMNS], normed_lines),
+    )
+    ready = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(SLOTS):
+        mbarrier.init(ready.index(slot), count=1)
+        mbarrier.init(free.index(slot), count=1)
     first = gl.program_id(0) * COLUMNS
-    dy += first
-    x += first
-    for stage in gl.static_range(STAGES):
-        _copy(dy, x, scale, rows - stage * ROWS, dy_row, x_row, stage, tiles, ROWS)
-        dy += ROWS * dy_row
-        x += ROWS * x_row
-        scale += ROWS
-    own: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    at = first + gl.arange(0, COLUMNS, own)
-    acc = gl.load(dw + at)
-    whole = rows // ROWS
-    async_copy.wait_group(STAGES - 1)
-    here = _load(0, tiles, ROWS)
-    for step in range(0, whole):
-        # the next rows are loaded before these are added: each would wait for its own otherwise
-        async_copy.wait_group(STAGES - 2)
-        coming = _load((step + 1) % STAGES, tiles, ROWS)
-        _copy(dy, x, scale, rows - (step + STAGES) * ROWS, dy_row, x_row, step % STAGES, tiles, ROWS)
-        dy += ROWS * dy_row
-        x += ROWS * x_row
-        scale += ROWS
-        acc = _add_tile(acc, here, rows, ROWS, False)
-        here = coming
-    acc = _add_tile(acc, here, rows - whole * ROWS, ROWS, True)
-    async_copy.wait_group(0)
-    gl.store(dw + at, gl.where(acc != acc, float("nan"), acc))
+    gl.warp_specialize(
+        [
+            (_prepare, (dy + first, x + first, scale, rows, dy_row, x_row, tiles, made, ready, free, STAGES, SLOTS)),
+            (_chain, (dw, first, rows, made, ready, free, SLOTS)),
+        ],
+        [1],
+        [200],
+    )

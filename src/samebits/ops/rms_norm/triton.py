@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from samebits.arithmetic.triton import count_launch, fold_halves_of, round_bf16_of
+from samebits.backends import device_arithmetic
 from samebits.backends.device_counters import slot
 from samebits.ops.later import when_due
 from samebits.ops.rms_norm import gluon_chain, gluon_rows, launch
@@ -18,7 +19,7 @@ from samebits.ops.rms_norm.launch import Launch
 
 _LANES = tl.constexpr(LANES)
 AHEAD = 64  # rows that the gradient of the weight has on their way
-CHAIN = {"ROWS": 32, "STAGES": 8}  # the same in the Gluon form: ROWS in registers, as many in each of STAGES copies
+CHAIN = {"STAGES": 3, "SLOTS": 3}  # of 128 rows that are on their way in the Gluon form, and that are made
 
 
 @triton.jit
@@ -75,7 +76,10 @@ def norm_backward(
     dy, x, weight, scale, dsum, dx, counter, rows, dy_row, x_row, dsum_row,
     W: tl.constexpr, ADD: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of x, ROWS whole rows per program."""
+    """The gradient of x, ROWS whole rows per program.
+
+    The weight is loaded as often as there are rows, so that it is laid out over threads as they are.
+    """
     count_launch(counter)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     lane = tl.arange(0, _LANES)[None, :]
@@ -87,7 +91,7 @@ def norm_backward(
     for start in tl.static_range(0, W, _LANES):
         value = _block(x + row * x_row, start, lane, ok, W)
         d = _block(dy + row * dy_row, start, lane, ok, W)
-        w = tl.load(weight + start + lane, mask=start + lane < W, other=0.0).to(tl.float32)
+        w = _block(weight + row * 0, start, lane, ok, W).to(tl.float32)
         acc = tl.fma(d.to(tl.float32) * w, value.to(tl.float32), acc)
         values = values + (value,)
         upstream = upstream + (d,)
@@ -97,7 +101,7 @@ def norm_backward(
     k = tl.div_rn((fold_halves_of(acc, ROWS, _LANES) * factor) * factor, W * 1.0)
     for block in tl.static_range(0, (W + _LANES - 1) // _LANES):
         at = block * _LANES + lane
-        w = tl.load(weight + at, mask=at < W, other=0.0).to(tl.float32)
+        w = _block(weight + row * 0, block * _LANES, lane, ok, W).to(tl.float32)
         scaled = upstream[block].to(tl.float32) * w
         out = (scaled - values[block].to(tl.float32) * k[:, None]) * factor[:, None]
         if ADD:
@@ -179,8 +183,8 @@ def _weight_gradient(dy: Tensor, x: Tensor, scale: Tensor, dw: Tensor) -> None:
     inputs = (dy, x, scale, dw, slot("rms_norm.weight_gradient", x.device), rows, dy.stride(0), x.stride(0))
     # 16 bytes at a time
     aligned = width % 32 == 0 and all(t.stride(0) % 16 == 0 and t.data_ptr() % 16 == 0 for t in (dy, x))
-    if aligned and torch.version.hip is None:
-        gluon_chain.add_rows[(width // 32,)](*inputs, **CHAIN, num_warps=1, enable_fp_fusion=False)
+    if aligned and device_arithmetic(x.device) == "sm90":
+        gluon_chain.add_rows[(width // 32,)](*inputs, **CHAIN, num_warps=4, enable_fp_fusion=False)
     else:
         norm_weight_gradient[(triton.cdiv(width, 32),)](
             *inputs, width, COLUMNS=32, UNROLL=AHEAD, num_warps=1, enable_fp_fusion=False
@@ -208,7 +212,7 @@ KERNELS = (
     ),
     _entry("backward", norm_backward, {"W": 2048, "ADD": True, "ROWS": 1}, launch.backward(2048).warps),
     _entry("weight_gradient", norm_weight_gradient, {"COLUMNS": 32, "UNROLL": AHEAD}, 1),
-    _entry("weight_gradient-copied", gluon_chain.add_rows, dict(CHAIN), 1, "cuda"),
+    _entry("weight_gradient-copied", gluon_chain.add_rows, dict(CHAIN), 4, "cuda"),
     *(
         _entry(
             f"forward-row{'-add' * add}", gluon_rows.norm_row,
