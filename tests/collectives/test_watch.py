@@ -83,6 +83,20 @@ def test_many_short_waits_are_no_long_one(tmp_path: Path) -> None:
     assert [o.value for o in fork_ranks(3, watched(tmp_path, 0.5, program))] == ["", "", ""]
 
 
+def test_a_wait_that_ended_names_nobody(tmp_path: Path) -> None:
+    def program(watch: Watch, rank: int) -> str:
+        if rank == VICTIM:
+            time.sleep(1.5)
+            return ""
+        wait_for(watch, 1 - rank, lambda _: 7, 0.3)
+        return wait_for(watch, VICTIM, lambda _: 7, 10.0)
+
+    for outcome in fork_ranks(3, watched(tmp_path, 0.5, program))[:VICTIM]:
+        assert f"rank {VICTIM} (process " in outcome.value
+        assert outcome.value.endswith("did not reach a collective on the device within 0.5 s")
+        assert all(f"rank {other} (" not in outcome.value.split("gave up: ")[-1] for other in range(VICTIM))
+
+
 def test_what_a_rank_met_itself_stays(tmp_path: Path) -> None:
     def program(watch: Watch, rank: int) -> list[str]:
         watch.fail(ValueError("mine"))

@@ -102,7 +102,8 @@ def test_log_probabilities_are_those_of_the_ops_alone(
     expected = oracle(models[model], make_samples(), device="cuda")
     assert_same(one(job, "score"), expected, "score")
     assert_same(one(job, "logp0"), expected, "the forward that is differentiated")
-    assert first_difference(expected, oracle(models[model], make_samples())) is not None, "the CPU has other bits"
+    if importlib.util.find_spec("samebits._cpu") is not None:
+        assert first_difference(expected, oracle(models[model], make_samples())) is not None, "the CPU has other bits"
 
 
 def test_packing_and_recomputation_change_no_bit(one: Results) -> None:
@@ -128,7 +129,7 @@ def test_gradients_that_wait_for_others_are_those_computed_at_once(one: Results)
     for name, gradient in one.gradients("at once", 1)[0].items():
         assert_same(found[name], gradient, f"gradient of {name}")
     lost = one.gradients("lost work", 1)[0]
-    assert {name for name in found if first_difference(found[name], lost[name]) is not None} == {
+    assert {name for name in found if lost[name].count_nonzero() == 0} == {
         name for name in found if name.endswith("layernorm.weight")
     }
 

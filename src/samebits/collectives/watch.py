@@ -70,7 +70,8 @@ class Watch:
                 waits[rank, generation] = first, now
             waits = {wait: heard for wait, heard in waits.items() if now - heard[1] < _SILENCE}
             if waits and self._problem is None:
-                problem = self._reason({rank: now - first for (rank, _), (first, _) in waits.items()})
+                # until it was last heard of: it may have ended since
+                problem = self._reason({rank: last - first for (rank, _), (first, last) in waits.items()})
                 if problem is not None:
                     self._give_up(problem, f"{_FOLLOWED}{problem}")
 
