@@ -29,6 +29,8 @@ RESULTS = ROOT / "benchmarks/results"
 PAGE = ROOT / "docs/topology.md"
 # The layout of the reference workload: a trainer of eight ranks, two engines of four workers each.
 REFERENCE = ("--train-tp", "4", "--train-cp", "2", "--rollout-engines", "2", "--rollout-tp", "4")
+# Flags of whole runs on GPUs that the table shows.
+SHOWN = ("model", "train-", "rollout-", "no-rollout-", "weight-transfer")
 # Its batch: 16 responses a step, two prompts, so that both engines have work.
 BATCH = ("--global-batch-size", "16", "--samples-per-prompt", "8")
 
@@ -79,6 +81,7 @@ def tables() -> dict[str, str]:
         "reference": ("topology_reference", _reference),
         "collectives": ("layouts", _collectives),
         "steps": ("layouts", _steps),
+        "runs": ("gpu_main_job", _runs),
     }
     return {
         name: made(json.loads((RESULTS / f"{record}.json").read_text()))
@@ -121,6 +124,19 @@ def _steps(record: dict[str, Any]) -> str:
     lines = ["| layout | flags | seconds a step |", "| --- | --- | --- |"]
     for row in record["steps"]:
         lines.append(f"| {row['layout']} | `{' '.join(row['settings'])}` | {row['seconds_per_step']:.2f} |")
+    return "\n".join(lines).replace("``", "") + "\n"
+
+
+def _runs(record: dict[str, Any]) -> str:
+    lines = [
+        "| cards | flags of model and layouts | steps | log-probabilities | differ | commit |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for run in record["records"]:
+        flags = [f"--{flag.strip()}" for flag in run["command"].split("--")[1:] if flag.startswith(SHOWN)]
+        head = f"{len(run['platform']['cards'])} | `{' '.join(flags)}`"
+        tail = f"{run['compared_tokens']:,} | {run['mismatch_count']} | `{run['commit'][:8]}`"
+        lines.append(f"| {head} | {run['steps']} | {tail} |")
     return "\n".join(lines).replace("``", "") + "\n"
 
 
