@@ -9,7 +9,7 @@ from statistics import median
 
 import torch
 
-PACKAGES = ("torch", "triton", "nvidia-cublas", "liger-kernel", "vllm")
+PACKAGES = ("torch", "triton", "nvidia-cublas", "liger-kernel", "vllm", "megatron-core")
 
 
 def origin(commit: str) -> dict[str, object]:

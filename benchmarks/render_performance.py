@@ -271,7 +271,7 @@ def training(data: Data) -> str:
     profile = data["profile"]
     sides = [name for name, found in profile.items() if isinstance(found, dict)]
     longest = [sorted(profile[side].items(), key=lambda item: -item[1])[:6] for side in sides]
-    kernels = [[f"`{name}` {ms:.0f}" for name, ms in both] for both in zip(*longest, strict=True)]
+    kernels = [[f"`{name[:60]}` {ms:.0f}" for name, ms in both] for both in zip(*longest, strict=True)]
     return "\n\n".join((
         "## Training step",
         "Megatron-Core on one card, a random model of Qwen3-1.7B's size: forward, loss, backward, norm, clipping, "
