@@ -9,14 +9,13 @@ the medians over all steps of all repeats, so that above 1 means that R/R is fas
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from results import provenance, save
+from results import events_of, provenance, save
 
 # what runs: the strict job, the native job as it is by default, and the native job with vLLM's compiled mode
 ARMS = {"R/R": ("--case", "R/R"), "P/P": ("--case", "P/P"), "P/P compiled": ("--case", "P/P", "--native-compile")}
@@ -31,7 +30,7 @@ def steps_of(arm: str, steps: int, directory: Path) -> list[dict[str, float]]:
     ]  # fmt: skip
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     # the code is that of the verdict, and native arms differ
-    events = [json.loads(line) for line in (directory / "timeline.jsonl").read_text().splitlines()]
+    events = events_of(directory)
     timed = [
         {
             "seconds": sum(event["seconds"].values()),

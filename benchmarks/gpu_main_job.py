@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from results import ROOT, save
+from results import ROOT, events_of, save
 
 from samebits.evidence.verify import verify
 from samebits.rl.config import RunConfig
@@ -33,7 +33,7 @@ def command(settings: dict[str, Any]) -> str:
 
 def collected(run: Path) -> dict[str, Any]:
     manifest = json.loads((run / "manifest.json").read_text())
-    events = [json.loads(line) for line in (run / "timeline.jsonl").read_text().splitlines()]
+    events = events_of(run)
     routes = [json.loads(path.read_text()) for path in sorted((run / "routes").glob("*.json"))]
     found = verify(run)
     summary = json.loads((run / "summary.json").read_text())

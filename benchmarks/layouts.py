@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 
 import collective_calls
 from collective_calls import ARMS
-from results import provenance, save
+from results import events_of, provenance, save
 
 from samebits.testing.ranks import run_ranks
 
@@ -58,7 +58,7 @@ def step_times(layout: str, steps: int, directory: Path) -> list[float]:
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode not in (0, 1):
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-    events = [json.loads(line) for line in (directory / "timeline.jsonl").read_text().splitlines()]
+    events = events_of(directory)
     seconds = [sum(event["seconds"].values()) for event in events if event["kind"] == "timed"]
     return seconds[WARM_UP:]
 

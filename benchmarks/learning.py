@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from results import ROOT, provenance, save
+from results import ROOT, events_of, provenance, save
 
 from samebits.evidence.verify import verify
 
@@ -32,7 +32,7 @@ def run(seed: int, steps: int, tp: int, folder: Path) -> dict[str, object]:
         subprocess.run(command, check=True, stdout=sys.stderr)
     found = verify(directory)
     summary = json.loads((directory / "summary.json").read_text())
-    events = [json.loads(line) for line in (directory / "timeline.jsonl").read_text().splitlines()]
+    events = events_of(directory)
     return {
         "seed": seed,
         "verdict": found.verdict.value,

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from samebits.bench.record import provenance as provenance
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def events_of(run: Path) -> list[dict[str, Any]]:
+    """The timeline of a run, event by event."""
+    return [json.loads(line) for line in (run / "timeline.jsonl").read_text().splitlines()]
 
 
 def save(name: str, record: dict[str, object]) -> None:

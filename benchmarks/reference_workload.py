@@ -1,0 +1,148 @@
+"""The reference workload at the sizes of Qwen3-8B, on four or eight GPUs: whole jobs on either route, arm by arm.
+
+    python benchmarks/random_models.py 8b MODEL 3
+    python benchmarks/reference_workload.py --commit HASH --model MODEL --folder FOLDER [--steps 4] [--budget SECONDS]
+
+writes benchmarks/results/reference_workload.json after every arm, and leaves out arms that it holds already, so that
+short calls add up; no arm begins that may not end within the budget. One prompt, eight samples, responses of 7,168
+tokens, KL coefficient 0.001, seeds 1234, two engines. R/R trains with tensor and context parallelism. Native attention
+has no context parallelism here, so all other arms have tensor parallelism alone, R/R once more among them. Every arm
+but the first produces the first one's tokens again: equal lengths.
+
+On another machine `--device cpu --model preset:arithmetic --cards 4 --length 16 --steps 2` rehearses it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from results import ROOT, events_of, save
+
+from samebits.contract.routes import MODULES
+from samebits.evidence.verify import verify
+
+NAME = "reference_workload"
+# The published figures of the workload that this one follows: 200 steps on eight MI300X; the arms' lengths differed.
+PUBLISHED = {"seconds_per_step": {"P/P": 84.52, "R/R": 99.21}, "tokens_per_gpu_s": {"P/P": 93.79, "R/R": 72.60}}
+WARM_UP = 1
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One job: its name, flags of its own, and how many of the steps it takes."""
+
+    name: str
+    flags: tuple[str, ...]
+    short: bool = False
+
+
+def arms(cards: int, device: str) -> list[Arm]:
+    """R/R in the workload's own layout, both routes in the layout that native attention has, the module arms."""
+    half, wide = str(cards // 2), ("--train-tp", str(cards))
+    own = ("--train-tp", half, "--train-cp", "2")
+    compiled = ("--native-compile",) if device == "cuda" else ()
+    found = [
+        Arm("R/R", own),
+        Arm("P/P", (*wide, "--case", "P/P", *compiled)),
+        Arm("R/R without CP", wide),
+    ]
+    for number in range(2 ** len(MODULES)):
+        strict = [name for at, name in enumerate(MODULES) if number >> at & 1]
+        cases = [word for name in MODULES for word in (f"--{name}-case", "R/R" if name in strict else "P/P")]
+        found.append(Arm(f"modules: {'+'.join(strict) or 'none'}", (*wide, *cases), short=True))
+    return found
+
+
+def settings(given: argparse.Namespace, steps: int) -> list[str]:
+    """The flags that all arms share."""
+    half = str(given.cards // 2)
+    cuda = ["--weight-transfer", "cuda_ipc", "--train-transport", "peer_memory", "--kv-cache-gib", "6"]
+    return [
+        "--device", given.device, *(cuda if given.device == "cuda" else []), "--model", str(given.model),
+        "--samples-per-prompt", "8", "--global-batch-size", "8", "--max-response-length", str(given.length),
+        "--kl-coef", "0.001", "--lr", "1e-6", "--seed", "1234", "--rollout-seed", "1234", "--eval-interval", "0",
+        "--train-recompute", "--max-tokens-per-gpu", "16384", "--rollout-engines", "2", "--rollout-tp", half,
+        "--max-tp", str(given.cards), "--num-rollout", str(steps),
+    ]  # fmt: skip
+
+
+def run_arm(arm: Arm, given: argparse.Namespace, folder: Path, first: Path | None) -> dict[str, Any]:
+    """What one job came to. RuntimeError where it gave no verdict."""
+    steps = min(given.steps, WARM_UP + 1) if arm.short else given.steps
+    again = ["--replay-tokens", str(first)] if first else []
+    words = ["run", *settings(given, steps), *arm.flags, *again]
+    began = time.monotonic()
+    shutil.rmtree(folder, ignore_errors=True)  # of a call that was cut off
+    command = [sys.executable, "-m", "samebits.cli.main", *words, "--run-dir", str(folder)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"{arm.name} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    found = verify(folder)
+    events = events_of(folder)
+    timed = [e for e in events if e["kind"] == "timed"]
+    warm = timed[WARM_UP:] or timed
+    seconds = [sum(step["seconds"].values()) for step in warm]
+    return {
+        "arm": arm.name,
+        "command": " ".join(["samebits", *words]).replace(str(given.model), given.model.name),
+        "verdict": found.verdict.value,
+        "problems": list(found.problems),
+        "steps": len(timed),
+        "by_step": [
+            {key: e[key] for key in ("step", "compared_tokens", "mismatch_count", "max_abs_diff")}
+            for e in events
+            if e["kind"] == "compared"
+        ],
+        "measured_steps": len(warm),
+        "phases": [step["seconds"] for step in timed],
+        "generated_tokens": [step["generated_tokens"] for step in timed],
+        "seconds_per_step": sum(seconds) / len(seconds),
+        "tokens_per_gpu_s": sum(step["generated_tokens"] for step in warm) / sum(seconds) / given.cards,
+        "seconds_in_all": time.monotonic() - began,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--commit", required=True)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, required=True, help="for the run directories")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--cards", type=int, help="where it is not as many as there are")
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--length", type=int, default=7168)
+    parser.add_argument("--budget", type=float, default=86400.0, help="seconds for all arms of this call")
+    given = parser.parse_args()
+    if given.cards is None:
+        import torch
+
+        given.cards = torch.cuda.device_count()
+    target = ROOT / f"benchmarks/results/{NAME}.json"
+    held = json.loads(target.read_text())["records"] if target.is_file() else []
+    first, longest, end = given.folder / "0", 0.0, time.monotonic() + given.budget
+    for number, arm in enumerate(arms(given.cards, given.device)):
+        mine = next((record for record in held if record["arm"] == arm.name), None)
+        # the first arm's tokens must be here for all others
+        if mine is not None and (number or (first / "seal.json").is_file()):
+            continue
+        if time.monotonic() + longest > end:
+            print(f"no time is left for {arm.name}: call again")
+            break
+        record = run_arm(arm, given, given.folder / str(number), first if number else None)
+        record |= {"commit": given.commit, "cards": given.cards, "device": given.device}
+        longest = max(longest, record["seconds_in_all"])
+        print(f"{arm.name}: {record['verdict']}, {record['seconds_per_step']:.2f} s a step", flush=True)
+        held = [other for other in held if other["arm"] != arm.name] + [record]
+        save(NAME, {"published": PUBLISHED, "records": held})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""The digest of a tensor: its type, shape and bytes, wherever it lies."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import pytest
+import torch
+
+from samebits.bits import digest
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("size", [0, 1, 300])
+def test_a_digest_is_that_of_type_shape_and_bytes(device: str, size: int) -> None:
+    words = torch.randint(-32768, 32768, (size,), dtype=torch.int16, generator=torch.Generator().manual_seed(size))
+    expected = sha256(f"torch.bfloat16[{size}]".encode() + words.numpy().tobytes()).hexdigest()
+    assert digest(words.view(torch.bfloat16).to(device)) == expected
