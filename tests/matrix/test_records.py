@@ -36,6 +36,9 @@ def test_what_is_on_record_is_the_same_bits_everywhere() -> None:
     assert record["verdict"] == "same"
     assert len(record["pairs"]) >= 16
     assert all(pair["mismatch_count"] == 0 and pair["compared_tokens"] > 0 for pair in record["pairs"])
+    card = json.loads((ROOT / "benchmarks/results/topology_gpu.json").read_text())
+    assert card["verdict"] == "same"
+    assert all(pair["mismatch_count"] == 0 and pair["weights_as_reference"] for pair in card["pairs"])
     reference = json.loads((ROOT / "benchmarks/results/topology_reference.json").read_text())
     assert (reference["verdict"], reference["mismatch_count"]) == ("same", 0)
     assert len(reference["processes"]) == 16
