@@ -56,7 +56,7 @@ def collected(run: Path) -> dict[str, Any]:
         "processes": [
             {
                 name: route.get(name)
-                for name in ("role", "mode", "device", "card", "instruction_set", "kernels", "counters")
+                for name in ("role", "mode", "device", "card", "bus", "instruction_set", "kernels", "counters")
             }
             for route in routes
         ],

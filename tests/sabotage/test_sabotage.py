@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.testing import faults_gpu, sabotage
+from samebits.testing import faults_gpu, sabotage, sabotage_gpu
 from samebits.testing.cases import OPS
 from samebits.testing.faults import FAULTS, Fault, with_fault
 from samebits.testing.sabotage import NATIVE, ROOT, Finding, Notebook, Workshop, applicable, seed, sources
@@ -42,8 +42,21 @@ def test_faults_fit_the_triton_kernels_of_today(fault: Fault) -> None:
 
 def test_every_operator_has_faults_and_cases() -> None:
     assert {fault.op for fault in FAULTS} == set(OPS)
-    assert {fault.op for fault in faults_gpu.FAULTS} == set(OPS) - {"sample_support"}  # which has no Triton kernel
+    assert {fault.op for fault in faults_gpu.FAULTS} == set(OPS) - {"sample_support"}  # no fault of its kernels yet
     assert len(FAULTS) >= 50
+
+
+@pytest.mark.parametrize(
+    ("noticed", "refused", "caught"),
+    [(["a"], [], True), ([], [], False), ([], ["b"], False), ([], ["b", "c"], True)],
+)
+def test_on_a_card_a_refusal_counts_where_the_kernel_serves_without_the_fault(
+    noticed: list[str], refused: list[str], caught: bool
+) -> None:
+    fault = faults_gpu.FAULTS[0]
+    clean = {(fault.op, fault.arithmetic): sabotage_gpu.Finding([], ["b"], 9)}
+    assert sabotage_gpu.is_caught({**clean, fault: sabotage_gpu.Finding(noticed, refused, 9)}, fault) is caught
+    assert not sabotage_gpu.is_caught(clean, fault)
 
 
 def test_what_was_found_is_not_looked_for_again(

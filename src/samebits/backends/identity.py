@@ -43,5 +43,7 @@ def gpu_kernels(device: torch.device) -> dict[str, Any]:
         "kernels": name.hexdigest(),
         "instruction_set": f"sm_{major}{minor}",
         "card": torch.cuda.get_device_name(device),
+        # which of the host's cards, whatever a process calls it; older releases of torch don't say
+        "bus": getattr(torch.cuda.get_device_properties(device), "pci_bus_id", None),
         "counters": counters(device),
     }

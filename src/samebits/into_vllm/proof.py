@@ -82,8 +82,10 @@ def _kernels(plan: RoutePlan) -> dict[str, Any]:
         return kernels(torch.device("cpu"))
     from samebits.ops.linear import vendor
 
+    device = torch.device("cuda", torch.cuda.current_device())
     return {
-        **kernels(torch.device("cuda", torch.cuda.current_device())),
+        "device": str(device),
+        **kernels(device),
         "certificates": [certificate.as_data() for certificate in vendor.certificates()],
         "certified_products": vendor.served(),
     }

@@ -102,14 +102,14 @@ def _inspect(inspector: Inspector, pool: ThreadPoolExecutor) -> int:
     trusted = all(job in findings and not findings[job].noticed for job in jobs)
     if not trusted:
         print("the suite is not to be trusted: without a fault a case differs or did not run")
-    missed = [fault for fault in FAULTS if not _is_caught(findings, fault)]
+    missed = [fault for fault in FAULTS if not is_caught(findings, fault)]
     for fault in missed:
         print(f"MISSED  {fault}")
     print(f"caught {len(FAULTS) - len(missed)} of {len(FAULTS)}")
     return 0 if trusted and not missed else 1
 
 
-def _is_caught(findings: Mapping[Job | Fault, Finding], fault: Fault) -> bool:
+def is_caught(findings: Mapping[Job | Fault, Finding], fault: Fault) -> bool:
     """A case differs; or a kernel refuses what it serves without the fault, so it is not wrong in silence."""
     found, clean = findings.get(fault), findings.get((fault.op, fault.arithmetic))
     if found is None or clean is None:
