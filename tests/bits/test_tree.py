@@ -1,11 +1,8 @@
-"""Content names of weights: the definition with hashlib, on a CPU, by the kernel in Triton's interpreter, on a card."""
+"""Content names of weights: the definition with hashlib, on a CPU and on a card."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -47,25 +44,6 @@ def test_every_bit_counts(at: int) -> None:
     other.view(torch.int16).view(-1)[at] ^= 1
     assert tree_digest(other) != tree_digest(tensor)
     assert tree_digest(tensor.view(257, 130)) != tree_digest(tensor), "the shape counts, too"
-
-
-INTERPRETED = """
-import hashlib, torch
-import samebits.bits.sha256_triton as kernel
-kernel.LEAF = 128
-x = torch.arange(128 * 3, dtype=torch.int64).to(torch.uint8)
-found = kernel.whole_leaves(x)
-assert found.shape == (3, 32)
-for at, leaf in enumerate(found):
-    assert bytes(leaf.tolist()) == hashlib.sha256(x[at * 128 : (at + 1) * 128].numpy().tobytes()).digest(), at
-"""
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed here")
-def test_the_kernel_is_sha256() -> None:
-    words = ["env", "TRITON_INTERPRET=1", sys.executable, "-c", INTERPRETED]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")

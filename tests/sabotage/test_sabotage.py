@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+import torch
 
-from samebits.testing import faults_gpu, sabotage, sabotage_gpu
-from samebits.testing.cases import OPS
+from samebits.testing import check_kernels, faults_gpu, sabotage, sabotage_gpu
+from samebits.testing.cases import OPS, Subject
+from samebits.testing.definitions import Definitions
 from samebits.testing.faults import FAULTS, Fault, with_fault
 from samebits.testing.sabotage import NATIVE, ROOT, Finding, Notebook, Workshop, applicable, seed, sources
 
@@ -57,6 +59,22 @@ def test_on_a_card_a_refusal_counts_where_the_kernel_serves_without_the_fault(
     clean = {(fault.op, fault.arithmetic): sabotage_gpu.Finding([], ["b"], 9)}
     assert sabotage_gpu.is_caught({**clean, fault: sabotage_gpu.Finding(noticed, refused, 9)}, fault) is caught
     assert not sabotage_gpu.is_caught(clean, fault)
+
+
+@pytest.mark.parametrize(("met", "noticed"), [(RuntimeError, True), (torch.OutOfMemoryError, False)])
+def test_a_full_card_is_no_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, met: type[Exception], noticed: bool
+) -> None:
+    def stopped(*_: object) -> bool:
+        raise met("stopped by the device")
+
+    monkeypatch.setattr(check_kernels, "_same", stopped)
+    subject = Subject("triton", "cuda", "fma32")
+    if noticed:
+        assert len(check_kernels.examine("swiglu", subject, Definitions(tmp_path), 1)["noticed"]) == 1
+    else:
+        with pytest.raises(met):
+            check_kernels.examine("swiglu", subject, Definitions(tmp_path), 1)
 
 
 def test_what_was_found_is_not_looked_for_again(
