@@ -30,7 +30,7 @@ PAGE = ROOT / "docs/topology.md"
 # The layout of the reference workload: a trainer of eight ranks, two engines of four workers each.
 REFERENCE = ("--train-tp", "4", "--train-cp", "2", "--rollout-engines", "2", "--rollout-tp", "4")
 # Flags of whole runs on GPUs that the table shows.
-SHOWN = ("model", "train-", "rollout-", "no-rollout-", "weight-transfer")
+SHOWN = ("model", "reference-checkpoint", "train-", "rollout-", "no-rollout-", "weight-transfer")
 # Its batch: 16 responses a step, two prompts, so that both engines have work.
 BATCH = ("--global-batch-size", "16", "--samples-per-prompt", "8")
 
