@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from samebits.backends.device_counters import slot
+from samebits.backends.launcher import cdiv, launcher
 from samebits.collectives import kernels
 
 FOLD_BLOCK = 1024
@@ -40,7 +40,7 @@ def fold(stacked: Tensor, bias: Tensor | None = None, dtype: torch.dtype = torch
     ranks, n = stacked.shape
     out = torch.empty(n, dtype=dtype, device=stacked.device)
     if n:
-        kernels.fold_stacked[(triton.cdiv(n, FOLD_BLOCK),)](
+        launcher(kernels.fold_stacked)[(cdiv(n, FOLD_BLOCK),)](
             stacked, bias, out, slot("collectives.fold", stacked.device), n, _columns(bias), RANKS=ranks,
             HAS_BIAS=bias is not None, OUT_BF16=dtype == torch.bfloat16, BLOCK=FOLD_BLOCK, enable_fp_fusion=False,
         )  # fmt: skip
@@ -50,7 +50,7 @@ def fold(stacked: Tensor, bias: Tensor | None = None, dtype: torch.dtype = torch
 def sum_small(partial: Tensor, bias: Tensor | None, out: Tensor, region: Region) -> None:
     """The tree sum of fp32 [n <= small_room] over ranks in one step."""
     n = partial.numel()
-    kernels.sum_small[(min(SMALL_BLOCKS, triton.cdiv(n, SMALL_TILE)),)](
+    launcher(kernels.sum_small)[(min(SMALL_BLOCKS, cdiv(n, SMALL_TILE)),)](
         partial, bias, out, region.small_boxes, region.small_state, region.watch,
         slot("collectives.sum_small", partial.device), n, _columns(bias), RANK=region.rank, RANKS=region.ranks,
         HAS_BIAS=bias is not None, OUT_BF16=out.dtype == torch.bfloat16, TILE=SMALL_TILE, BLOCKS=SMALL_BLOCKS,
@@ -61,7 +61,7 @@ def sum_small(partial: Tensor, bias: Tensor | None, out: Tensor, region: Region)
 def sum_large(partial: Tensor, bias: Tensor | None, out: Tensor, region: Region, whole: bool) -> None:
     """The tree sum of fp32 [n] over ranks in two steps; without `whole` only this rank's share of equal ones."""
     share, tail = shares(partial.numel(), region.ranks) if whole else (out.numel(), out.numel())
-    kernels.sum_large[(min(LARGE_BLOCKS, triton.cdiv(share, LARGE_TILE)),)](
+    launcher(kernels.sum_large)[(min(LARGE_BLOCKS, cdiv(share, LARGE_TILE)),)](
         partial, bias, out, region.large_boxes, region.flags, region.large_state, region.watch,
         slot("collectives.sum_large", partial.device), share, tail, _columns(bias), RANK=region.rank,
         RANKS=region.ranks, WHOLE=whole, HAS_BIAS=bias is not None, OUT_BF16=out.dtype == torch.bfloat16,
@@ -72,7 +72,7 @@ def sum_large(partial: Tensor, bias: Tensor | None, out: Tensor, region: Region,
 def gather_words(words: Tensor, out: Tensor, region: Region) -> None:
     """int32 [n <= large_room] of every rank -> out [ranks, n]."""
     n = words.numel()
-    kernels.gather_words[(min(LARGE_BLOCKS, triton.cdiv(n, LARGE_TILE)),)](
+    launcher(kernels.gather_words)[(min(LARGE_BLOCKS, cdiv(n, LARGE_TILE)),)](
         words, out, region.large_boxes, region.flags, region.large_state, region.watch,
         slot("collectives.gather", words.device), n, RANK=region.rank, RANKS=region.ranks, TILE=LARGE_TILE,
         BLOCKS=LARGE_BLOCKS, ROOM=region.large_room, num_warps=16, enable_fp_fusion=False,

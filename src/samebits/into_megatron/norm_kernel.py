@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from samebits.arithmetic.triton import fold_halves_of
+from samebits.backends.launcher import cdiv, launcher
 
 _LANES, _STEPS = 1024, 16
 
@@ -31,12 +32,12 @@ def block_squares(x, out, count, LANES: tl.constexpr, STEPS: tl.constexpr):
 
 def sums_of_squares(tensors: Sequence[Tensor]) -> Tensor:
     """float64, one sum for each block of each tensor (contiguous fp32 on a GPU), in order."""
-    each = [triton.cdiv(tensor.numel(), _LANES * _STEPS) for tensor in tensors]
+    each = [cdiv(tensor.numel(), _LANES * _STEPS) for tensor in tensors]
     out = torch.empty(sum(each), dtype=torch.float64, device=tensors[0].device if tensors else None)
     first = 0
     for tensor, blocks in zip(tensors, each, strict=True):
         if blocks:
-            block_squares[(blocks,)](
+            launcher(block_squares)[(blocks,)](
                 tensor, out[first:], tensor.numel(), LANES=_LANES, STEPS=_STEPS, num_warps=8, enable_fp_fusion=False
             )
         first += blocks

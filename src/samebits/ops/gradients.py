@@ -7,6 +7,8 @@ batch into micro-batches then changes no bit. Without one, autograd receives the
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 
 
@@ -31,4 +33,9 @@ def deliver_weight_gradient(weight: torch.Tensor, buffer: torch.Tensor) -> torch
         return buffer.to(weight.dtype)
     # Megatron's hook adds param.grad unless told that main_grad is complete; it still wants a gradient to arrive.
     weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]
-    return torch.zeros((), dtype=weight.dtype, device=weight.device).expand(weight.shape)
+    return _zero(weight.dtype, weight.device).expand(weight.shape)
+
+
+@lru_cache(maxsize=16)
+def _zero(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.zeros((), dtype=dtype, device=device)

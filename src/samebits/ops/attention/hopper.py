@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from samebits.backends.device_counters import slot
+from samebits.backends.launcher import cdiv, launcher, next_power_of_2
 from samebits.ops.attention import gluon_forward, gluon_split, launch
 from samebits.ops.attention.scale import exponent_scale
 
@@ -51,11 +51,11 @@ def forward_rows(
     layout = gl.NVMMASharedLayout.get_default_for([_TILE, dim], gl.bfloat16)
     width = kv_heads * dim
     keys, values = (TensorDescriptor(x, [x.shape[0], width], [x.stride(0), 1], [_TILE, dim], layout) for x in (k, v))
-    blocks = triton.cdiv(tokens * group, how.rows) + requests + 1
-    gluon_forward.forward_rows[(blocks * kv_heads,)](
+    blocks = cdiv(tokens * group, how.rows) + requests + 1
+    launcher(gluon_forward.forward_rows)[(blocks * kv_heads,)](
         keys, values, q, out, m, lsum, rows_of, keys_of, None, slot("attention.packed.copies", q.device), tokens,
         requests, *q.stride()[:2], 0, exponent_scale(scale), HEADS=kv_heads, GROUP=group, D=dim,
-        BATCH=triton.next_power_of_2(max(requests, 1)), SIZE=0, LEAST=1, STATISTICS=m is not None, STAGES=how.stages,
+        BATCH=next_power_of_2(max(requests, 1)), SIZE=0, LEAST=1, STATISTICS=m is not None, STAGES=how.stages,
         REGISTERS=240, num_warps=how.warps, enable_fp_fusion=False,
     )  # fmt: skip
 
@@ -70,11 +70,11 @@ def forward_pages(
     rows = kv_cache.view(-1, width)
     layout = gl.NVMMASharedLayout.get_default_for([_BOX, 64], gl.bfloat16)
     cache = TensorDescriptor(rows, list(rows.shape), list(rows.stride()), [_BOX, 64], layout)
-    blocks = triton.cdiv(tokens * group, how.rows) + requests + 1
-    gluon_forward.forward_rows[(blocks * kv_heads,)](
+    blocks = cdiv(tokens * group, how.rows) + requests + 1
+    launcher(gluon_forward.forward_rows)[(blocks * kv_heads,)](
         cache, cache, q, out, None, None, rows_of, lengths, table, slot("attention.paged.copies", q.device), tokens,
         requests, *q.stride()[:2], table.stride(0), exponent_scale(scale), HEADS=kv_heads, GROUP=group, D=dim,
-        BATCH=triton.next_power_of_2(max(requests, 1)), SIZE=size, LEAST=least, STATISTICS=False, STAGES=how.stages,
+        BATCH=next_power_of_2(max(requests, 1)), SIZE=size, LEAST=least, STATISTICS=False, STAGES=how.stages,
         REGISTERS=240, num_warps=how.warps, enable_fp_fusion=False,
     )  # fmt: skip
 
@@ -88,7 +88,7 @@ def chunk_states(
     rows = kv_cache.view(-1, width)
     layout = gl.NVMMASharedLayout.get_default_for([_BOX, dim], gl.bfloat16)
     cache = TensorDescriptor(rows, list(rows.shape), list(rows.stride()), [_BOX, dim], layout)
-    gluon_split.chunk_states[(lengths.shape[0] * kv_heads, how.splits)](
+    launcher(gluon_split.chunk_states)[(lengths.shape[0] * kv_heads, how.splits)](
         cache, q, out, m, lsum, acc, rows_of, lengths, table, counter, held, how.splits, *q.stride()[:2],
         table.stride(0), exponent_scale(scale), HEADS=kv_heads, GROUP=q.shape[1] // kv_heads, D=dim, SIZE=size,
         ROWS=how.rows, BY_REQUEST=by_request, DIRECT=how.direct, STAGES=how.stages, num_warps=1,

@@ -4,11 +4,11 @@ does not wait for the host."""
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
 from samebits.backends import device_arithmetic, serve_only
 from samebits.backends.device_counters import slot
+from samebits.backends.launcher import cdiv, launcher, next_power_of_2
 from samebits.ops.attention import hopper, launch, triton_backward, triton_fma32, triton_forward, triton_split
 from samebits.ops.attention.contract import CHUNK
 from samebits.ops.attention.registry import KERNELS as KERNELS
@@ -62,7 +62,7 @@ def paged(
     most = (tokens if max_query_len is None else max_query_len) * group  # rows of a request
     few = 0
     if arithmetic != "fma32":
-        chunks = triton.cdiv(block_table.shape[1] * size, CHUNK)
+        chunks = cdiv(block_table.shape[1] * size, CHUNK)
         how = how or _here(launch.split(min(tokens, requests), kv_cache.shape[1], group, chunks, copies))
         few = how.rows
         _split(q, kv_cache, out, seq_lens, query_start_loc, block_table, scale, how, chunks, few < most)
@@ -104,7 +104,7 @@ def backward(
     delta, inverse = (torch.empty(tokens, heads, dtype=torch.float32, device=q.device) for _ in range(2))
     rows = tokens * heads
     if rows:
-        triton_backward.row_statistics[(triton.cdiv(rows, 8),)](
+        launcher(triton_backward.row_statistics)[(cdiv(rows, 8),)](
             dout, out, lsum, delta, inverse, slot("attention.row_statistics", q.device), rows, *dout.stride()[:2],
             HEADS=heads, D=dim, ROWS=8, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
@@ -114,25 +114,25 @@ def backward(
     numbers = (exponent_scale(scale), float(scale))
     inputs = (q, k, v, dout, m, inverse, delta)
     if slow:
-        blocks = (triton.cdiv(rows // kv_heads, FMA_ROWS) + requests) * kv_heads
+        blocks = (cdiv(rows // kv_heads, FMA_ROWS) + requests) * kv_heads
         counter = slot("attention.fma32.query_gradients", q.device)
         triton_fma32.query_gradients[(blocks,)](
             *inputs, dq, *index, counter, requests, *strides, *numbers, ROWS=FMA_ROWS, num_warps=4, **shared
         )
-        blocks = (triton.cdiv(k.shape[0], 64) + requests) * kv_heads
+        blocks = (cdiv(k.shape[0], 64) + requests) * kv_heads
         counter = slot("attention.fma32.key_gradients", q.device)
         triton_fma32.key_gradients[(blocks,)](
             *inputs, dk, dv, *index, counter, requests, *strides, *numbers, num_warps=4, **shared
         )
         return dq, dk, dv
     queries, keys = how or (_here(launch.query_gradients(dim)), _here(launch.key_gradients(dim)))
-    blocks = (triton.cdiv(rows // kv_heads, queries.rows) + requests + 1) * kv_heads
-    triton_backward.query_gradients[(blocks,)](
+    blocks = (cdiv(rows // kv_heads, queries.rows) + requests + 1) * kv_heads
+    launcher(triton_backward.query_gradients)[(blocks,)](
         *inputs, dq, *index, slot("attention.query_gradients", q.device), tokens, requests, *strides, *numbers,
         ROWS=queries.rows, STAGES=queries.stages, num_warps=queries.warps, **shared,
     )  # fmt: skip
-    blocks = (triton.cdiv(k.shape[0], keys.keys) + requests + 1) * kv_heads
-    triton_backward.key_gradients[(blocks,)](
+    blocks = (cdiv(k.shape[0], keys.keys) + requests + 1) * kv_heads
+    launcher(triton_backward.key_gradients)[(blocks,)](
         *inputs, dk, dv, *index, slot("attention.key_gradients", q.device), k.shape[0], requests, *strides, *numbers,
         ROWS=keys.rows, OWN=keys.keys, STAGES=keys.stages, num_warps=keys.warps, **shared,
     )  # fmt: skip
@@ -160,13 +160,13 @@ def _rows(
     kv_heads, requests = k.shape[-2], rows_of.shape[0] - 1
     group, page_stride = heads // kv_heads, k.stride(0) if table is not None else 0
     how = launch.Rows(FMA_ROWS, 4, 1) if arithmetic == "fma32" else how or _here(launch.forward(dim))
-    blocks = triton.cdiv(tokens * group, how.rows) + requests + 1
+    blocks = cdiv(tokens * group, how.rows) + requests + 1
     kernel = triton_forward.forward_rows
     options = {"LEAST": least, "STAGES": how.stages}
     if arithmetic == "fma32":
         kernel, options = triton_fma32.forward_rows, {}
     name = f"attention.{'paged' if size else 'packed'}.{arithmetic}"
-    kernel[(blocks * kv_heads,)](
+    launcher(kernel)[(blocks * kv_heads,)](
         q, k, v, out, m, lsum, rows_of, keys_of, positions, table, slot(name, q.device),
         tokens, requests, *q.stride()[:2], *k.stride()[-3:-1], *v.stride()[-3:-1], page_stride,
         0 if table is None else table.stride(0), exponent_scale(scale),
@@ -194,13 +194,13 @@ def _split(
         hopper.chunk_states(q, kv_cache, *results, by_request, scale, how)
     else:
         # at most one block for a request with few rows
-        triton_split.chunk_states[(min(requests, tokens) * kv_heads, how.splits)](
+        launcher(triton_split.chunk_states)[(min(requests, tokens) * kv_heads, how.splits)](
             q, k, v, *results, how.splits, requests, *q.stride()[:2], *k.stride()[-3:-1], *v.stride()[-3:-1],
             k.stride(0), table.stride(0), exponent_scale(scale), SIZE=kv_cache.shape[2], ROWS=how.rows,
             STAGES=how.stages, num_warps=how.warps, **shared,
         )  # fmt: skip
-    blocks = triton.cdiv((held if others else tokens) * group, how.merge_rows) + requests + 1
-    triton_split.merge_chunks[(blocks * kv_heads,)](
+    blocks = cdiv((held if others else tokens) * group, how.merge_rows) + requests + 1
+    launcher(triton_split.merge_chunks)[(blocks * kv_heads,)](
         m, lsum, acc, out, rows_of, lengths, slot("attention.merge_chunks", q.device), tokens, held, requests,
         ROWS=how.merge_rows, AHEAD=how.ahead, num_warps=1, **shared,
     )  # fmt: skip
@@ -227,7 +227,7 @@ def _shape(q: Tensor, k: Tensor, requests: int) -> dict[str, int | bool]:
         "HEADS": k.shape[-2],
         "GROUP": heads // k.shape[-2],
         "D": dim,
-        "WIDTH": max(16, triton.next_power_of_2(dim)),
-        "BATCH": triton.next_power_of_2(max(requests, 1)),
+        "WIDTH": max(16, next_power_of_2(dim)),
+        "BATCH": next_power_of_2(max(requests, 1)),
         "enable_fp_fusion": False,
     }

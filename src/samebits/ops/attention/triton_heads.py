@@ -11,6 +11,7 @@ from torch import Tensor
 
 from samebits.arithmetic.triton import count_launch, fold_halves_of, round_bf16_of
 from samebits.backends.device_counters import slot
+from samebits.backends.launcher import cdiv, launcher
 from samebits.ops.attention.heads import HeadConstants, query_heads
 from samebits.ops.rms_norm.contract import LANES
 
@@ -76,7 +77,7 @@ def prepare(qkv: Tensor, positions: Tensor, constants: HeadConstants, kv_cache: 
         return q
     q_weight, k_weight, eps = constants.norms or (None, None, 0.0)
     counter = slot("rotary.heads", q.device)
-    prepare_heads[(tokens, triton.cdiv(heads + 2 * kv_heads, ROWS))](
+    launcher(prepare_heads)[(tokens, cdiv(heads + 2 * kv_heads, ROWS))](
         qkv, positions, *constants.table, q_weight, k_weight, q, kv_cache, slot_mapping, counter,
         slot("rms_norm.heads", q.device) if constants.norms else counter,
         slot_mapping.shape[0], qkv.stride(0), *kv_cache.stride()[:3], eps,

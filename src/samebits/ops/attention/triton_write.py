@@ -10,6 +10,7 @@ from torch import Tensor
 
 from samebits.arithmetic.triton import count_launch
 from samebits.backends.device_counters import slot
+from samebits.backends.launcher import launcher, next_power_of_2
 
 
 @triton.jit
@@ -38,9 +39,9 @@ def copy_rows(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     _, heads, size, width = kv_cache.shape
     if slot_mapping.shape[0] == 0:
         return
-    write_pages[(slot_mapping.shape[0],)](
+    launcher(write_pages)[(slot_mapping.shape[0],)](
         key, value, kv_cache, slot_mapping, slot("attention.write_pages", key.device),
         *key.stride()[:2], *value.stride()[:2], *kv_cache.stride()[:3], HEADS=heads, SIZE=size, D=width // 2,
-        ROWS=triton.next_power_of_2(heads), WIDTH=triton.next_power_of_2(width // 2), num_warps=1,
+        ROWS=next_power_of_2(heads), WIDTH=next_power_of_2(width // 2), num_warps=1,
         enable_fp_fusion=False,
     )  # fmt: skip

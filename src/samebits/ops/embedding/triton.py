@@ -11,6 +11,7 @@ from torch import Tensor
 
 from samebits.arithmetic.triton import count_launch
 from samebits.backends.device_counters import slot
+from samebits.backends.launcher import cdiv, launcher
 
 BLOCK = 512
 
@@ -53,7 +54,7 @@ def scatter_rows(ids, order, dy, dw, counter, tokens, rows, start, dy_row, H, BL
 def forward(ids: Tensor, weight: Tensor, start: int) -> Tensor:
     y = torch.empty(ids.shape[0], weight.shape[1], dtype=weight.dtype, device=weight.device)
     if y.numel():
-        gather_rows[(ids.shape[0], triton.cdiv(y.shape[1], BLOCK))](
+        launcher(gather_rows)[(ids.shape[0], cdiv(y.shape[1], BLOCK))](
             ids, weight, y, slot("embedding.forward", y.device), weight.shape[0], start, y.shape[1],
             BLOCK=BLOCK, num_warps=2, enable_fp_fusion=False,
         )  # fmt: skip
@@ -65,7 +66,7 @@ def backward(ids: Tensor, dy: Tensor, start: int, dw: Tensor) -> None:
     if ids.numel() == 0:
         return
     ordered, order = torch.sort(ids, stable=True)
-    scatter_rows[(ids.shape[0], triton.cdiv(dw.shape[1], BLOCK))](
+    launcher(scatter_rows)[(ids.shape[0], cdiv(dw.shape[1], BLOCK))](
         ordered, order, dy, dw, slot("embedding.backward", dw.device), ids.shape[0], dw.shape[0], start,
         dy.stride(0), dw.shape[1], BLOCK=BLOCK, num_warps=2, enable_fp_fusion=False,
     )  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 SMS = 132  # of an H100 or H200; other cards get the same launches
 LDS_BYTES = 65536  # of a compute unit of MI300X
@@ -39,6 +40,7 @@ class Launch:
         return f"{self.kernel}-{self.block_m}x{self.block_n}x{self.block_k}-w{self.warps}-s{self.stages}{marks}"
 
 
+@lru_cache(maxsize=4096)
 def launch(m: int, n: int, k: int, *, segments: int = 1, tma: bool = True, keep_c: bool = False) -> Launch:
     """The launch for c [m, n] = a [m, k] b [n, k]^T.
 

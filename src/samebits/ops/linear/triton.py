@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
-import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from samebits.backends import device_arithmetic, serve_only
 from samebits.backends.device_counters import slot
+from samebits.backends.launcher import cdiv, launcher
 from samebits.ops.linear import kernels
 from samebits.ops.linear.launch import Launch, for_amd, launch
 from samebits.ops.linear.registry import KERNELS as KERNELS
@@ -49,7 +51,7 @@ def wgrad(dy: Tensor, x: Tensor, buffer: Tensor, arithmetic: str) -> None:
 def bias_grad(dy: Tensor, buffer: Tensor) -> None:
     rows, columns = dy.shape
     counter = slot("linear.bias_grad", dy.device)
-    kernels.column_sums[(triton.cdiv(columns, 64),)](
+    launcher(kernels.column_sums)[(cdiv(columns, 64),)](
         dy, buffer, counter, rows, columns, dy.stride(0), BLOCK=64, ROWS=16, num_warps=2, enable_fp_fusion=False
     )
 
@@ -90,22 +92,25 @@ def matmul(
 
 def suits_tma(*tensors: Tensor) -> bool:
     """Can tensor descriptors hold all of these, or their transposes?"""
-    return all(
-        1 in x.stride() and x.data_ptr() % 16 == 0 and max(x.stride()) * x.element_size() % 16 == 0 for x in tensors
-    )
+    for x in tensors:
+        strides = x.stride()
+        if 1 not in strides or x.data_ptr() % 16 or max(strides) * x.element_size() % 16:
+            return False
+    return True
 
 
 def _factor(x: Tensor, rows: int, k: int) -> tuple[TensorDescriptor, bool]:
     """The descriptor of a factor in tiles of [rows, k], and whether it is stored as [k, rows]."""
-    if x.stride(1) == 1:
-        return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, k]), False
-    return TensorDescriptor(x.t(), list(x.t().shape), list(x.t().stride()), [k, rows]), True
+    shape, strides = [*x.shape], [*x.stride()]
+    if strides[1] == 1:
+        return TensorDescriptor(x, shape, strides, [rows, k]), False
+    return TensorDescriptor(x, shape[::-1], strides[::-1], [k, rows]), True
 
 
 def _result(c: Tensor, how: Launch, row_bytes: int) -> tuple[TensorDescriptor, int]:
     """The descriptor that tiles are stored through, `row_bytes` of each row at a time, and how many times."""
     subtiles = max(1, how.block_n * c.element_size() // row_bytes)
-    return TensorDescriptor(c, list(c.shape), list(c.stride()), [how.block_m, how.block_n // subtiles]), subtiles
+    return TensorDescriptor(c, [*c.shape], [*c.stride()], [how.block_m, how.block_n // subtiles]), subtiles
 
 
 def _persistent(a: Tensor, b: Tensor, c: Tensor, bias: Tensor | None, name: str, how: Launch) -> None:
@@ -113,8 +118,8 @@ def _persistent(a: Tensor, b: Tensor, c: Tensor, bias: Tensor | None, name: str,
     a_desc, a_t = _factor(a, how.block_m, how.block_k)
     b_desc, b_t = _factor(b, how.block_n, how.block_k)
     c_desc, subtiles = _result(c, how, 256)
-    tiles = triton.cdiv(m, how.block_m) * triton.cdiv(n, how.block_n)
-    kernels.matmul_persistent[(min(tiles, how.per_sm * _sms(a.device)),)](
+    tiles = cdiv(m, how.block_m) * cdiv(n, how.block_n)
+    launcher(kernels.matmul_persistent)[(min(tiles, how.per_sm * _sms(a.device)),)](
         a_desc, b_desc, c_desc, bias, slot(name, a.device), m, n, k,
         A_T=a_t, B_T=b_t, BLOCK_M=how.block_m, BLOCK_N=how.block_n, BLOCK_K=how.block_k, GROUP=how.group,
         SUBTILES=subtiles, HAS_BIAS=bias is not None, OUT_BF16=c.dtype == torch.bfloat16,
@@ -129,13 +134,13 @@ def _tile(
     a_desc, a_t = _factor(a, how.block_m, how.block_k)
     b_desc, b_t = _factor(b, how.block_n, how.block_k)
     c_desc, subtiles = _result(c, how, 128)
-    programs = triton.cdiv(m, how.block_m) * triton.cdiv(n, how.block_n)
+    programs = cdiv(m, how.block_m) * cdiv(n, how.block_n)
     partials = None
     if segments > 1:
         programs = min(programs, _sms(a.device))
         levels = segments.bit_length() - 1
         partials = torch.empty(programs, levels, how.block_m, how.block_n, dtype=torch.float32, device=a.device)
-    kernels.matmul_tile[(programs,)](
+    launcher(kernels.matmul_tile)[(programs,)](
         a_desc, b_desc, c_desc, c if keep_c else None, bias, partials, slot(name, a.device), m, n, k, c.stride(0),
         A_T=a_t, B_T=b_t, BLOCK_M=how.block_m, BLOCK_N=how.block_n, BLOCK_K=how.block_k, GROUP=how.group,
         SUBTILES=subtiles, SEGMENTS=segments, CONTINUE=keep_c, HAS_BIAS=bias is not None,
@@ -149,8 +154,8 @@ def _any(
     (m, k), n = a.shape, b.shape[0]
     last = segments == 1
     target = c if last else torch.empty(segments, m, n, dtype=torch.float32, device=a.device)
-    grid = (triton.cdiv(m, how.block_m) * triton.cdiv(n, how.block_n), segments)
-    kernels.matmul_any[grid](
+    grid = (cdiv(m, how.block_m) * cdiv(n, how.block_n), segments)
+    launcher(kernels.matmul_any)[grid](
         a, b, target, bias if last else None, slot(name, a.device), m, n, k // segments,
         *a.stride(), *b.stride(), target.stride(-2),
         BLOCK_M=how.block_m, BLOCK_N=how.block_n, BLOCK_K=how.block_k, CONTINUE=keep_c,
@@ -167,8 +172,8 @@ def _fma(a: Tensor, b: Tensor, c: Tensor, bias: Tensor | None, segments: int, ke
     (m, k), n = a.shape, b.shape[0]
     last = segments == 1
     target = c if last else torch.empty(segments, m, n, dtype=torch.float32, device=a.device)
-    grid = (triton.cdiv(m, FMA_TILE) * triton.cdiv(n, FMA_TILE), segments)
-    kernels.matmul_fma[grid](
+    grid = (cdiv(m, FMA_TILE) * cdiv(n, FMA_TILE), segments)
+    launcher(kernels.matmul_fma)[grid](
         a, b, target, bias if last else None, slot(name, a.device), m, n, k // segments,
         *a.stride(), *b.stride(), target.stride(-2),
         BLOCK_M=FMA_TILE, BLOCK_N=FMA_TILE, CONTINUE=keep_c, HAS_BIAS=last and bias is not None,
@@ -181,11 +186,12 @@ def _fma(a: Tensor, b: Tensor, c: Tensor, bias: Tensor | None, segments: int, ke
 def _add_segments(partials: Tensor, c: Tensor, bias: Tensor | None) -> None:
     segments, m, n = partials.shape
     counter = slot("linear.add_segments", c.device)
-    kernels.add_segments[(triton.cdiv(m * n, 1024),)](
+    launcher(kernels.add_segments)[(cdiv(m * n, 1024),)](
         partials, c, bias, counter, m * n, n, SEGMENTS=segments, HAS_BIAS=bias is not None,
         OUT_BF16=c.dtype == torch.bfloat16, BLOCK=1024, enable_fp_fusion=False,
     )  # fmt: skip
 
 
+@lru_cache(maxsize=16)
 def _sms(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count

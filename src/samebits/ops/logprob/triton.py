@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
-import triton
 from torch import Tensor
 
 from samebits.backends.device_counters import slot
+from samebits.backends.launcher import cdiv, launcher, next_power_of_2
 from samebits.ops.linear import triton as linear
 from samebits.ops.linear.launch import SMS, Launch
 from samebits.ops.logprob import kernels
@@ -46,7 +46,7 @@ def lse(states: Tensor) -> Tensor:
     out = torch.empty(rows, dtype=torch.float32, device=states.device)
     if rows:
         counter = slot("logprob.lse", out.device)
-        kernels.finish_lse[(triton.cdiv(rows, 128),)](states, out, counter, rows, BLOCK=128, enable_fp_fusion=False)
+        launcher(kernels.finish_lse)[(cdiv(rows, 128),)](states, out, counter, rows, BLOCK=128, enable_fp_fusion=False)
     return out
 
 
@@ -214,9 +214,9 @@ def _row_states(
         return
     targets, picked, first_column = pick or (None, None, 0)
     programs = rows * splits if pick is None else min(rows, _beside(logits.device))
-    kernels.row_states[(programs,)](
+    launcher(kernels.row_states)[(programs,)](
         logits, *_temperatures(temperature), targets, picked, parts, slot("logprob.states", logits.device),
-        rows, columns, logits.stride(0), triton.cdiv(columns, splits), splits, first_column, first, parts.shape[1],
+        rows, columns, logits.stride(0), cdiv(columns, splits), splits, first_column, first, parts.shape[1],
         PER_ROW=isinstance(temperature, Tensor), DIVIDE=_divides(temperature), PICK=pick is not None,
         BLOCK=BLOCK, num_warps=WARPS, enable_fp_fusion=False,
     )  # fmt: skip
@@ -225,9 +225,9 @@ def _row_states(
 def _merged(parts: Tensor, out: Tensor) -> Tensor:
     rows, splits = parts.shape[:2]
     if rows:
-        kernels.merge_states[(rows,)](
+        launcher(kernels.merge_states)[(rows,)](
             parts, out, slot("logprob.merge", out.device), splits, out.stride(0),
-            BLOCK=triton.next_power_of_2(splits), num_warps=1, enable_fp_fusion=False,
+            BLOCK=next_power_of_2(splits), num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
     return out
 
@@ -243,7 +243,7 @@ def _finish(
     if out.numel() == 0:
         return
     columns, stride = (0, 0) if logits is None else (logits.shape[1], logits.stride(0))
-    kernels.finish_logp[(triton.cdiv(out.numel(), 128),)](
+    launcher(kernels.finish_logp)[(cdiv(out.numel(), 128),)](
         states, z, logits, targets, *_temperatures(temperature), out, slot("logprob.finish", out.device),
         out.numel(), out.shape[1], columns, stride,
         GIVEN=z is not None, PER_ROW=isinstance(temperature, Tensor), DIVIDE=_divides(temperature),
@@ -255,8 +255,8 @@ def _logit_gradient(
     logits: Tensor, upstream: Tensor, lse: Tensor, targets: Tensor, temperature: Temperature, dz: Tensor, first: int
 ) -> None:
     rows, columns = logits.shape
-    programs = min(rows * triton.cdiv(columns, BLOCK), _beside(logits.device))
-    kernels.logit_gradient[(programs,)](
+    programs = min(rows * cdiv(columns, BLOCK), _beside(logits.device))
+    launcher(kernels.logit_gradient)[(programs,)](
         logits, upstream, lse, targets, *_temperatures(temperature), dz, slot("logprob.dlogits", dz.device),
         rows, columns, logits.stride(0), dz.stride(0), first,
         PER_ROW=isinstance(temperature, Tensor), DIVIDE=_divides(temperature), BLOCK=BLOCK,
@@ -287,7 +287,7 @@ def _divides(temperature: Temperature) -> bool:
 
 def _splits(rows: int, columns: int) -> int:
     """How many programs share a row: enough of them for all multiprocessors, each with a block or more."""
-    return max(1, min(triton.cdiv(columns, 4 * BLOCK), triton.cdiv(16 * SMS, max(rows, 1))))
+    return max(1, min(cdiv(columns, 4 * BLOCK), cdiv(16 * SMS, max(rows, 1))))
 
 
 def _beside(device: torch.device) -> int:

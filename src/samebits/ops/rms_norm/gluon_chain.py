@@ -53,7 +53,7 @@ def _prepare(dy, x, scale, rows, dy_row, x_row, tiles, made, ready, free, STAGES
         x += ROWS * x_row
         scale += ROWS
         here = step % STAGES
-        upstream = dy_tiles.index(here).load(own)
+        upstream = dy_tiles.index(here).load(own).to(gl.float32)
         normed = x_tiles.index(here).load(own).to(gl.float32) * scales.index(here).load(gl.SliceLayout(1, own))[:, None]
         slot = step % SLOTS
         mbarrier.wait(free.index(slot), ((step // SLOTS) & 1) ^ 1)
@@ -86,38 +86,41 @@ def _add(acc, dy, normed, left, FIRST: gl.constexpr, COUNT: gl.constexpr, MASKED
 
 
 @gluon.jit
-def _take(piece, made, SLOTS: gl.constexpr):
-    """(dy, normed) of a piece in registers, a column to each thread."""
+def _take(piece, last, made, ready, free, SLOTS: gl.constexpr):
+    """(dy, normed) of a piece in registers, a column to each thread; past the last piece that one again."""
     own: gl.constexpr = gl.BlockedLayout([PIECE, 1], [1, 32], [1, 1], [0, 1])
-    dy_lines: gl.constexpr = gl.SwizzledSharedLayout(8, 2, 4, [0, 1])
-    normed_lines: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [0, 1])
+    lines: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [0, 1])
     dy_made, normed_made = made
-    dy_pieces = dy_made._reinterpret(gl.bfloat16, [SLOTS * PIECES, PIECE, COLUMNS], dy_lines)
-    normed_pieces = normed_made._reinterpret(gl.float32, [SLOTS * PIECES, PIECE, COLUMNS], normed_lines)
+    dy_pieces = dy_made._reinterpret(gl.float32, [SLOTS * PIECES, PIECE, COLUMNS], lines)
+    normed_pieces = normed_made._reinterpret(gl.float32, [SLOTS * PIECES, PIECE, COLUMNS], lines)
+    piece = gl.minimum(piece, last)
+    slot = (piece // PIECES) % SLOTS
+    mbarrier.wait(ready.index(slot), (piece // PIECES // SLOTS) & 1)
     at = piece % (SLOTS * PIECES)
-    return dy_pieces.index(at).load(own), normed_pieces.index(at).load(own)
+    dy = dy_pieces.index(at).load(own)
+    normed = normed_pieces.index(at).load(own)
+    if piece % PIECES == PIECES - 1:
+        mbarrier.arrive(free.index(slot), count=1)
+    return dy, normed
 
 
 @gluon.jit
 def _chain(dw, first, rows, made, ready, free, SLOTS: gl.constexpr):
     at = first + gl.arange(0, COLUMNS, gl.BlockedLayout([1], [32], [1], [0]))
     acc = gl.load(dw + at)
-    whole = rows // PIECE
     last = (rows + PIECE - 1) // PIECE - 1
-    mbarrier.wait(ready.index(0), 0)
-    dy, normed = _take(0, made, SLOTS)
-    for piece in range(0, whole):
-        # the next rows are loaded before these are added: each would wait for its own otherwise
-        coming = gl.minimum(piece + 1, last)
-        slot = (coming // PIECES) % SLOTS
-        mbarrier.wait(ready.index(slot), (coming // PIECES // SLOTS) & 1)
-        dy_next, normed_next = _take(coming, made, SLOTS)
-        if coming % PIECES == PIECES - 1:
-            mbarrier.arrive(free.index(slot), count=1)
-        acc = _add(acc, dy.to(gl.float32), normed, rows, 0, PIECE, False)
-        dy = dy_next
-        normed = normed_next
-    acc = _add(acc, dy.to(gl.float32), normed, rows - whole * PIECE, 0, PIECE, True)
+    pairs = rows // (2 * PIECE)
+    # the next rows are loaded before these are added: each would wait for its own otherwise
+    even = _take(0, last, made, ready, free, SLOTS)
+    for pair in range(0, pairs):
+        odd = _take(2 * pair + 1, last, made, ready, free, SLOTS)
+        acc = _add(acc, even[0], even[1], rows, 0, PIECE, False)
+        even = _take(2 * pair + 2, last, made, ready, free, SLOTS)
+        acc = _add(acc, odd[0], odd[1], rows, 0, PIECE, False)
+    left = rows - pairs * (2 * PIECE)
+    odd = _take(2 * pairs + 1, last, made, ready, free, SLOTS)
+    acc = _add(acc, even[0], even[1], left, 0, PIECE, True)
+    acc = _add(acc, odd[0], odd[1], left, PIECE, PIECE, True)
     gl.store(dw + at, gl.where(acc != acc, float("nan"), acc))
 
 
@@ -132,12 +135,11 @@ def add_rows(dy, x, scale, dw, counter, rows, dy_row, x_row, STAGES: gl.constexp
         gl.allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, COLUMNS], plain),
         gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], line),
     )
-    # rows of a column side by side, so that a thread takes several at a time
-    dy_lines: gl.constexpr = gl.SwizzledSharedLayout(8, 2, 4, [1, 2, 0])
-    normed_lines: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [1, 2, 0])
+    # rows of a column side by side, so that a thread takes four at a time
+    lines: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [1, 2, 0])
     made = (
-        gl.allocate_shared_memory(gl.bfloat16, [SLOTS, PIECES, PIECE, COLUMNS], dy_lines),
-        gl.allocate_shared_memory(gl.float32, [SLOTS, PIECES, PIECE, COLUMNS], normed_lines),
+        gl.allocate_shared_memory(gl.float32, [SLOTS, PIECES, PIECE, COLUMNS], lines),
+        gl.allocate_shared_memory(gl.float32, [SLOTS, PIECES, PIECE, COLUMNS], lines),
     )
     ready = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())

@@ -32,6 +32,17 @@ def _folded(lanes, COUNT: gl.constexpr):
 
 
 @gluon.jit
+def _sum_of(lanes, WARPS: gl.constexpr):
+    """The sum of the lanes, as in _folded, in every warp: to fold across warps would take a barrier a step."""
+    rows: gl.constexpr = _LANES // 32
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    parts = gl.allocate_shared_memory(gl.float32, [rows, 32], plain, gl.reshape(lanes, (rows, 32)))
+    all_lanes = parts.load(gl.BlockedLayout([rows, 1], [1, 32], [1, WARPS], [1, 0]))
+    half = gl.reduce(gl.reshape(all_lanes, (2, rows // 2, 32)), 0, _pair)
+    return _folded(gl.reduce(half, 0, _pair), 32)
+
+
+@gluon.jit
 def norm_row(
     x, residual, weight, y, total, scale, counter, x_row, residual_row, eps,
     W: gl.constexpr, WIDTH: gl.constexpr, ADD: gl.constexpr, WARPS: gl.constexpr,
@@ -54,7 +65,7 @@ def norm_row(
     for block in gl.static_range((W + _LANES - 1) // _LANES):
         part = shared.slice(block * _LANES, _LANES).load(lanes).to(gl.float32)
         acc = gl.fma(part, part, acc)
-    squares = _folded(acc, _LANES)
+    squares = _sum_of(acc, WARPS)
     if W & (W - 1) == 0:
         mean = squares * (1.0 / W)  # exact, as the division is
     else:

@@ -17,10 +17,13 @@ class Launch:
 SHARED_WIDTHS = range(1024, 8193)
 
 
-def forward(width: int, shared: bool = False) -> Launch:
-    """Wide rows have threads of their own, narrow ones share a program; `shared`: the device can take that form."""
+def forward(width: int, shared: bool = False, add: bool = False) -> Launch:
+    """Wide rows have threads of their own, narrow ones share a program.
+
+    `shared`: the device can take that form; `add`: a residual is added, which is twice the loads and stores.
+    """
     if shared and width in SHARED_WIDTHS:
-        return Launch(1, 4 if width <= 4096 else 8, shared=True)
+        return Launch(1, 8 if add or width > 4096 else 4, shared=True)
     if width > 512:
         return Launch(1, 2) if width > 1024 else Launch(1, 1)
     return Launch(16, 4)

@@ -12,6 +12,7 @@ from torch import Tensor
 from samebits.arithmetic.triton import count_launch, fold_halves_of, round_bf16_of
 from samebits.backends import device_arithmetic
 from samebits.backends.device_counters import slot
+from samebits.backends.launcher import cdiv, launcher, next_power_of_2
 from samebits.ops.later import when_due
 from samebits.ops.rms_norm import gluon_chain, gluon_rows, launch
 from samebits.ops.rms_norm.contract import LANES
@@ -19,7 +20,7 @@ from samebits.ops.rms_norm.launch import Launch
 
 _LANES = tl.constexpr(LANES)
 AHEAD = 64  # rows that the gradient of the weight has on their way
-CHAIN = {"STAGES": 3, "SLOTS": 3}  # of 128 rows that are on their way in the Gluon form, and that are made
+CHAIN = {"STAGES": 4, "SLOTS": 2}  # of 128 rows that are on their way in the Gluon form, and that are made
 
 
 @triton.jit
@@ -145,15 +146,15 @@ def forward(
     y = torch.empty(rows, width, dtype=torch.bfloat16, device=x.device)
     scale = torch.empty(rows, dtype=torch.float32, device=x.device)
     total = x if residual is None else torch.empty_like(y)
-    how = how or launch.forward(width, shared=torch.version.hip is None)
+    how = how or launch.forward(width, shared=torch.version.hip is None, add=residual is not None)
     if rows and how.shared:
-        gluon_rows.norm_row[(rows,)](
+        launcher(gluon_rows.norm_row)[(rows,)](
             x, residual, weight, y, total, scale, slot("rms_norm.forward.rows", x.device), x.stride(0),
-            0 if residual is None else residual.stride(0), eps, W=width, WIDTH=triton.next_power_of_2(width),
+            0 if residual is None else residual.stride(0), eps, W=width, WIDTH=next_power_of_2(width),
             ADD=residual is not None, WARPS=how.warps, num_warps=how.warps, enable_fp_fusion=False,
         )  # fmt: skip
     elif rows:
-        norm_forward[(triton.cdiv(rows, how.rows),)](
+        launcher(norm_forward)[(cdiv(rows, how.rows),)](
             x, residual, weight, y, total, scale, slot("rms_norm.forward", x.device), rows, x.stride(0),
             0 if residual is None else residual.stride(0), eps,
             W=width, ADD=residual is not None, ROWS=how.rows, num_warps=how.warps, enable_fp_fusion=False,
@@ -169,7 +170,7 @@ def backward(
     dx = torch.empty(rows, width, dtype=torch.bfloat16, device=x.device)
     how = how or launch.backward(width)
     if rows:
-        norm_backward[(triton.cdiv(rows, how.rows),)](
+        launcher(norm_backward)[(cdiv(rows, how.rows),)](
             dy, x, weight, scale, dsum, dx, slot("rms_norm.backward", x.device), rows, dy.stride(0), x.stride(0),
             0 if dsum is None else dsum.stride(0),
             W=width, ADD=dsum is not None, ROWS=how.rows, num_warps=how.warps, enable_fp_fusion=False,
@@ -184,9 +185,9 @@ def _weight_gradient(dy: Tensor, x: Tensor, scale: Tensor, dw: Tensor) -> None:
     # 16 bytes at a time
     aligned = width % 32 == 0 and all(t.stride(0) % 16 == 0 and t.data_ptr() % 16 == 0 for t in (dy, x))
     if aligned and device_arithmetic(x.device) == "sm90":
-        gluon_chain.add_rows[(width // 32,)](*inputs, **CHAIN, num_warps=4, enable_fp_fusion=False)
+        launcher(gluon_chain.add_rows)[(width // 32,)](*inputs, **CHAIN, num_warps=4, enable_fp_fusion=False)
     else:
-        norm_weight_gradient[(triton.cdiv(width, 32),)](
+        launcher(norm_weight_gradient)[(cdiv(width, 32),)](
             *inputs, width, COLUMNS=32, UNROLL=AHEAD, num_warps=1, enable_fp_fusion=False
         )
 
@@ -216,7 +217,8 @@ KERNELS = (
     *(
         _entry(
             f"forward-row{'-add' * add}", gluon_rows.norm_row,
-            {"W": 4096, "WIDTH": 4096, "ADD": add, "WARPS": 4} | ({} if add else {"residual": None}), 4, "cuda",
+            {"W": 4096, "WIDTH": 4096, "ADD": add, "WARPS": 8 if add else 4} | ({} if add else {"residual": None}),
+            8 if add else 4, "cuda",
         )
         for add in (False, True)
     ),

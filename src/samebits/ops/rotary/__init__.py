@@ -29,13 +29,15 @@ def rotary(
             f"rotary: x must be bfloat16 [T, heads, D] with positions [T], got {x.dtype} {list(x.shape)} "
             f"and {list(positions.shape)}"
         )
+    if positions.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"rotary: positions must be int32 or int64, got {positions.dtype}")
     if cos.dtype != torch.float32 or cos.shape[1:] != (x.shape[2] // 2,) or not cos.is_contiguous():
         raise ValueError(
             f"rotary: the table must be contiguous float32 [positions, {x.shape[2] // 2}], "
             f"got {cos.dtype} {list(cos.shape)}"
         )
     impl = pick("rotary", BACKENDS, backend, x)
-    where = positions.contiguous() if positions.dtype == torch.int64 else positions.long()
+    where = positions.contiguous()
     if torch.is_grad_enabled() and x.requires_grad:
         return _Rotary.apply(x, where, cos, sin, impl)
     return impl.rotate(x, where, cos, sin, inverse=False)

@@ -13,6 +13,7 @@ def rotate(
     tokens, heads, width = x.shape
     if x.stride(2) != 1:
         x = x.contiguous()
+    positions = positions.long()
     y = torch.empty(tokens, heads, width, dtype=torch.bfloat16)
     _cpu.rotary(
         x.data_ptr(), x.stride(0), x.stride(1), positions.data_ptr(), cos.data_ptr(), sin.data_ptr(),

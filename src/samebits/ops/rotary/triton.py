@@ -11,6 +11,7 @@ from torch import Tensor
 
 from samebits.arithmetic.triton import count_launch, round_bf16_of
 from samebits.backends.device_counters import slot
+from samebits.backends.launcher import cdiv, launcher, next_power_of_2
 
 
 @triton.jit
@@ -26,7 +27,7 @@ def rotate_rows(
     head = r % ROWS
     d = tl.arange(0, WIDTH)[None, :]
     ok = ((token < tokens) & (head < HEADS))[:, None] & (d < HALF)
-    position = tl.load(positions + token, mask=token < tokens, other=0)[:, None]
+    position = tl.load(positions + token, mask=token < tokens, other=0).to(tl.int64)[:, None]
     c = tl.load(cos + position * HALF + d, mask=ok, other=0.0)
     s = tl.load(sin + position * HALF + d, mask=ok, other=0.0)
     if INVERSE:
@@ -44,13 +45,13 @@ def rotate(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, *, inverse: b
     if x.stride(2) != 1:
         x = x.contiguous()
     y = torch.empty(tokens, heads, width, dtype=torch.bfloat16, device=x.device)
-    rows = triton.next_power_of_2(heads)
+    rows = next_power_of_2(heads)
     together = max(1, 16 // rows)
     if y.numel():
-        rotate_rows[(triton.cdiv(tokens, together),)](
+        launcher(rotate_rows)[(cdiv(tokens, together),)](
             x, positions, cos, sin, y, slot("rotary", x.device), tokens, *x.stride()[:2], HEADS=heads,
             HALF=width // 2, INVERSE=inverse, TOKENS=together, ROWS=rows,
-            WIDTH=triton.next_power_of_2(width // 2), num_warps=4, enable_fp_fusion=False,
+            WIDTH=next_power_of_2(width // 2), num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
     return y
 

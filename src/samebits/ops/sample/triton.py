@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
 from samebits.backends.device_counters import slot
+from samebits.backends.launcher import cdiv, launcher, next_power_of_2
 from samebits.ops.logprob import triton as logprob
 from samebits.ops.logprob.rows import Temperature
 from samebits.ops.sample import kernels
@@ -34,18 +34,18 @@ def sample_and_logprob(
     if rows == 0:
         return tokens, torch.empty(0, dtype=torch.float32, device=device)
     states = logprob.state(logits, warm).contiguous()
-    blocks = triton.cdiv(columns, BLOCK)
+    blocks = cdiv(columns, BLOCK)
     sums = torch.empty(rows, blocks, 4, dtype=torch.int64, device=device)
     highest = torch.empty(rows, blocks, dtype=torch.float32, device=device)
     shape = (columns, logits.stride(0), blocks)
-    kernels.block_sums[(rows, blocks)](
+    launcher(kernels.block_sums)[(rows, blocks)](
         logits, warm, states, sums, highest, slot("sample.block_sums", device), *shape,
         BLOCK=BLOCK, num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
-    kernels.choose[(rows,)](
+    launcher(kernels.choose)[(rows,)](
         logits, warm, (temperatures == 0).int(), states, sums, highest, seeds.contiguous(), positions.contiguous(),
         tokens, slot("sample.choose", device), *shape,
-        BLOCK=BLOCK, BLOCKS=triton.next_power_of_2(blocks), num_warps=8, enable_fp_fusion=False,
+        BLOCK=BLOCK, BLOCKS=next_power_of_2(blocks), num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
     z = logits.gather(1, tokens.clamp(min=0)[:, None]) / warm[:, None]
     return tokens, logprob.finish(states, z)[:, 0]

@@ -15,6 +15,7 @@ from torch import Tensor
 from samebits.arithmetic.triton import count_launch
 from samebits.backends import NoBackend
 from samebits.backends.device_counters import slot
+from samebits.backends.launcher import cdiv, launcher
 from samebits.ops.logprob import triton as logprob
 from samebits.ops.logprob.contract import TOP_LIMIT
 from samebits.ops.logprob.kernels import term_of
@@ -51,7 +52,7 @@ def _scaled(logits: Tensor, temperature: Temperature) -> Tensor:
     warm = torch.as_tensor(temperature, dtype=torch.float32, device=logits.device).expand(rows).contiguous()
     z = torch.empty(rows, columns, dtype=torch.float32, device=logits.device)
     if z.numel():
-        scaled_rows[(rows, triton.cdiv(columns, BLOCK))](
+        launcher(scaled_rows)[(rows, cdiv(columns, BLOCK))](
             logits, warm, z, slot("sample_support.scaled", z.device), columns, logits.stride(0), BLOCK=BLOCK,
             enable_fp_fusion=False,
         )  # fmt: skip
@@ -62,7 +63,7 @@ def _terms(z: Tensor) -> tuple[Tensor, Tensor]:
     z = z.contiguous()
     q, i = (torch.empty(z.shape, dtype=torch.int64, device=z.device) for _ in range(2))
     counter = slot("sample_support.terms", z.device)
-    terms_of_rows[(triton.cdiv(z.numel(), BLOCK),)](z, q, i, counter, z.numel(), BLOCK=BLOCK, enable_fp_fusion=False)
+    launcher(terms_of_rows)[(cdiv(z.numel(), BLOCK),)](z, q, i, counter, z.numel(), BLOCK=BLOCK, enable_fp_fusion=False)
     return q, i
 
 

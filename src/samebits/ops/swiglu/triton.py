@@ -11,6 +11,7 @@ from torch import Tensor
 
 from samebits.arithmetic.triton import count_launch, round_bf16_of, sigmoid_of
 from samebits.backends.device_counters import slot
+from samebits.backends.launcher import cdiv, launcher
 
 BLOCK = 1024
 
@@ -45,7 +46,7 @@ def forward(gate_up: Tensor) -> Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     y = torch.empty(rows, width, dtype=torch.bfloat16, device=gate_up.device)
     if y.numel():
-        swiglu_forward[(rows, triton.cdiv(width, BLOCK))](
+        launcher(swiglu_forward)[(rows, cdiv(width, BLOCK))](
             gate_up, y, slot("swiglu.forward", y.device), gate_up.stride(0), width,
             BLOCK=BLOCK, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
@@ -56,7 +57,7 @@ def backward(dy: Tensor, gate_up: Tensor) -> Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     grad = torch.empty(rows, 2 * width, dtype=torch.bfloat16, device=gate_up.device)
     if grad.numel():
-        swiglu_backward[(rows, triton.cdiv(width, BLOCK))](
+        launcher(swiglu_backward)[(rows, cdiv(width, BLOCK))](
             dy, gate_up, grad, slot("swiglu.backward", dy.device), dy.stride(0), gate_up.stride(0), width,
             BLOCK=BLOCK, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip

@@ -1,0 +1,88 @@
+"""Launches of Triton kernels that cost the host little: what a launch looks up is looked up once for its like.
+
+Triton binds arguments by name, turns them into text and looks for a compiled kernel each time. Small batches and
+training forward wait for that. Here the second launch of a kernel for arguments of the same kinds goes straight to the
+compiled kernel that Triton took for the first one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import triton
+from triton import knobs
+from triton.runtime import driver
+
+# Releases whose compiled kernels are called as below. With others every launch is Triton's own.
+KNOWN = ("3.6.",)
+
+_launchers: dict[int, Any] = {}  # each holds its kernel, so that no id comes twice
+
+
+def cdiv(length: int, size: int) -> int:
+    """How many pieces of `size` cover `length`. Triton's function of this name takes the time of a launch."""
+    return -(-length // size)
+
+
+def next_power_of_2(number: int) -> int:
+    """The least power of two that is not below `number`, which is at least 1."""
+    return 1 << (number - 1).bit_length()
+
+
+def launcher(kernel: Any) -> Any:
+    """`launcher(kernel)[grid](*arguments, CONSTANT=..., num_warps=...)` is `kernel[grid](...)`, and returns nothing.
+
+    Arguments of the kernel come by position, constants and options by name, and all constants follow the arguments in
+    the kernel's signature; anything else raises ValueError.
+    """
+    # by identity: Triton's hash of a kernel is one of its source
+    found = _launchers.get(id(kernel))
+    if found is None:
+        compiled = isinstance(kernel, triton.runtime.JITFunction) and triton.__version__.startswith(KNOWN)
+        found = _launchers[id(kernel)] = Launcher(kernel) if compiled else kernel
+    return found
+
+
+class Launcher:
+    """The compiled kernels of one Triton kernel, by the kinds of their arguments."""
+
+    def __init__(self, kernel: Any) -> None:
+        from triton._C.libtriton import native_specialize_impl
+
+        names = [parameter.name for parameter in kernel.params]
+        self._arguments = sum(not parameter.is_constexpr for parameter in kernel.params)
+        if any(parameter.is_constexpr for parameter in kernel.params[: self._arguments]):
+            raise ValueError(f"launcher: in {kernel.__name__} constants must follow the arguments, got {names}")
+        self._kernel, self._constants = kernel, names[self._arguments :]
+        self._kind: Callable[..., tuple[str, str | None]] = native_specialize_impl
+        self._known: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return partial(self._launch, grid)
+
+    def _launch(self, grid: tuple[int, ...], *arguments: Any, **named: Any) -> None:
+        if knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:
+            self._kernel[grid](*arguments, **named)  # somebody watches launches: Triton tells him of each
+            return
+        device = driver.active.get_current_device()
+        backend, kind = self._kernel.device_caches[device][3], self._kind
+        key = (device, *named.items(), *[kind(backend, each, False, True, True) for each in arguments])
+        found = self._known.get(key)
+        if found is None:
+            self._known[key] = self._first(grid, arguments, named)
+            return
+        run, function, metadata, constants = found
+        x, y, z = (*grid, 1, 1)[:3]
+        stream = driver.active.get_current_stream(device)
+        run(x, y, z, stream, function, metadata, None, None, None, *arguments, *constants)
+
+    def _first(self, grid: tuple[int, ...], arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        if len(arguments) != self._arguments:
+            raise ValueError(
+                f"launcher: {self._kernel.__name__} takes {self._arguments} arguments by position, got {len(arguments)}"
+            )
+        constants = tuple(named[name] for name in self._constants)
+        compiled = self._kernel[grid](*arguments, **named)
+        return compiled.run, compiled.function, compiled.packed_metadata, constants
