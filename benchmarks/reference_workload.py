@@ -1,13 +1,16 @@
-"""The reference workload at the sizes of Qwen3-8B, on four or eight GPUs: whole jobs on either route, arm by arm.
+"""The reference workload at the sizes of Qwen3-8B, on two, four or eight GPUs: whole jobs on either route, by arms.
 
     python benchmarks/random_models.py 8b MODEL 3
-    python benchmarks/reference_workload.py --commit HASH --model MODEL --folder FOLDER [--steps 4] [--budget SECONDS]
+    python benchmarks/random_models.py 8b REFERENCE 4
+    python benchmarks/reference_workload.py --commit HASH --model MODEL --reference REFERENCE --folder FOLDER
+        [--steps 4] [--budget SECONDS]
 
 writes benchmarks/results/reference_workload.json after every arm, and leaves out arms that it holds already, so that
 short calls add up; no arm begins that may not end within the budget. One prompt, eight samples, responses of 7,168
 tokens, KL coefficient 0.001, seeds 1234, two engines. R/R trains with tensor and context parallelism. Native attention
-has no context parallelism here, so all other arms have tensor parallelism alone, R/R once more among them. Every arm
-but the first produces the first one's tokens again: equal lengths.
+has no context parallelism here, so all other arms have tensor parallelism alone, R/R once more among them; on two GPUs
+all have, as a context-parallel rank would hold the whole optimizer. Every arm but the first produces the first one's
+tokens again: equal lengths. A random model earns no reward: the KL term's reference, another one, moves its weights.
 
 On another machine `--device cpu --model preset:arithmetic --cards 4 --length 16 --steps 2` rehearses it.
 """
@@ -24,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpu_timing import origin
 from results import ROOT, events_of, save
 
 from samebits.contract.routes import MODULES
@@ -46,14 +50,12 @@ class Arm:
 
 def arms(cards: int, device: str) -> list[Arm]:
     """R/R in the workload's own layout, both routes in the layout that native attention has, the module arms."""
-    half, wide = str(cards // 2), ("--train-tp", str(cards))
-    own = ("--train-tp", half, "--train-cp", "2")
+    wide = ("--train-tp", str(cards))
+    own = ("--train-tp", str(cards // 2), "--train-cp", "2") if cards > 2 else wide
     compiled = ("--native-compile",) if device == "cuda" else ()
-    found = [
-        Arm("R/R", own),
-        Arm("P/P", (*wide, "--case", "P/P", *compiled)),
-        Arm("R/R without CP", wide),
-    ]
+    found = [Arm("R/R", own), Arm("P/P", (*wide, "--case", "P/P", *compiled))]
+    if own != wide:
+        found.append(Arm("R/R without CP", wide))
     for number in range(2 ** len(MODULES)):
         strict = [name for at, name in enumerate(MODULES) if number >> at & 1]
         cases = [word for name in MODULES for word in (f"--{name}-case", "R/R" if name in strict else "P/P")]
@@ -67,6 +69,7 @@ def settings(given: argparse.Namespace, steps: int) -> list[str]:
     cuda = ["--weight-transfer", "cuda_ipc", "--train-transport", "peer_memory", "--kv-cache-gib", "6"]
     return [
         "--device", given.device, *(cuda if given.device == "cuda" else []), "--model", str(given.model),
+        *(["--reference-checkpoint", str(given.reference)] if given.reference else []),
         "--samples-per-prompt", "8", "--global-batch-size", "8", "--max-response-length", str(given.length),
         "--kl-coef", "0.001", "--lr", "1e-6", "--seed", "1234", "--rollout-seed", "1234", "--eval-interval", "0",
         "--train-recompute", "--max-tokens-per-gpu", "16384", "--rollout-engines", "2", "--rollout-tp", half,
@@ -92,7 +95,7 @@ def run_arm(arm: Arm, given: argparse.Namespace, folder: Path, first: Path | Non
     seconds = [sum(step["seconds"].values()) for step in warm]
     return {
         "arm": arm.name,
-        "command": " ".join(["samebits", *words]).replace(str(given.model), given.model.name),
+        "command": " ".join(Path(word).name if word.startswith("/") else word for word in ["samebits", *words]),
         "verdict": found.verdict.value,
         "problems": list(found.problems),
         "steps": len(timed),
@@ -114,6 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--commit", required=True)
     parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--reference", type=Path, help="model of the KL term; the first weights where none is given")
     parser.add_argument("--folder", type=Path, required=True, help="for the run directories")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--cards", type=int, help="where it is not as many as there are")
@@ -126,6 +130,7 @@ def main() -> None:
 
         given.cards = torch.cuda.device_count()
     target = ROOT / f"benchmarks/results/{NAME}.json"
+    about = {"origin": origin(given.commit)} if given.device == "cuda" else {}
     held = json.loads(target.read_text())["records"] if target.is_file() else []
     first, longest, end = given.folder / "0", 0.0, time.monotonic() + given.budget
     for number, arm in enumerate(arms(given.cards, given.device)):
@@ -141,7 +146,7 @@ def main() -> None:
         longest = max(longest, record["seconds_in_all"])
         print(f"{arm.name}: {record['verdict']}, {record['seconds_per_step']:.2f} s a step", flush=True)
         held = [other for other in held if other["arm"] != arm.name] + [record]
-        save(NAME, {"published": PUBLISHED, "records": held})
+        save(NAME, {**about, "published": PUBLISHED, "records": held})
 
 
 if __name__ == "__main__":
