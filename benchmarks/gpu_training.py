@@ -228,7 +228,8 @@ def side_by_side(model: Path, given: argparse.Namespace) -> dict[str, Any]:
     profile: dict[str, Any] = {"unit": "ms of the device in one step"}
     for peer in given.peers:
         records, kernels = measure(model, peer, PAIRS[peer], given.offload, given.repeats)
-        profile = {**kernels, "shape": records[-1]["shape"], **profile}  # the first pair's stay
+        if "shape" not in profile:  # that of the first pair
+            profile |= {**kernels, "shape": records[-1]["shape"]}
         for each in records:
             print({name: each[name] for name in ("shape", "peer", "samebits_s", "peer_s", "ratio")}, flush=True)
             print(each["parts"], each["peak_bytes"], flush=True)

@@ -66,13 +66,13 @@ def arms(cards: int, device: str) -> list[Arm]:
 def settings(given: argparse.Namespace, steps: int) -> list[str]:
     """The flags that all arms share."""
     half = str(given.cards // 2)
-    cuda = ["--weight-transfer", "cuda_ipc", "--train-transport", "peer_memory", "--kv-cache-gib", "6"]
+    cuda = ["--weight-transfer", "cuda_ipc", "--train-transport", "peer_memory", "--kv-cache-gib", "5"]
     return [
         "--device", given.device, *(cuda if given.device == "cuda" else []), "--model", str(given.model),
         *(["--reference-checkpoint", str(given.reference)] if given.reference else []),
         "--samples-per-prompt", "8", "--global-batch-size", "8", "--max-response-length", str(given.length),
         "--kl-coef", "0.001", "--lr", "1e-6", "--seed", "1234", "--rollout-seed", "1234", "--eval-interval", "0",
-        "--train-recompute", "--max-tokens-per-gpu", "16384", "--rollout-engines", "2", "--rollout-tp", half,
+        "--train-recompute", "--max-tokens-per-gpu", "8192", "--rollout-engines", "2", "--rollout-tp", half,
         "--max-tp", str(given.cards), "--num-rollout", str(steps),
     ]  # fmt: skip
 

@@ -269,7 +269,7 @@ def training(data: Data) -> str:
         for r in data["records"]
     ]
     profile = data["profile"]
-    sides = [name for name, found in profile.items() if isinstance(found, dict)]
+    sides = ["samebits", *(r["peer"] for r in data["records"] if r["shape"] == profile["shape"])]
     longest = [sorted(profile[side].items(), key=lambda item: -item[1])[:6] for side in sides]
     kernels = [[f"`{name[:60]}` {ms:.0f}" for name, ms in both] for both in zip(*longest, strict=True)]
     return "\n\n".join((
