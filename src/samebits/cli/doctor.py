@@ -62,12 +62,24 @@ def examine(seconds: float = SECONDS) -> dict[str, Any]:
         "engines_refused": _engines_refused(),
         "devices": _devices(),
         "instruction_set": _cpu.instruction_set(),
+        "launches": _launches(),
         "hardware": HARDWARE,
         "backends": _backends(),
         "boundaries": boundaries,
         "contract": digest_of(boundaries),
         "self_check": self_check(seconds),
     }
+
+
+def _launches() -> str:
+    """How Triton kernels are launched here: by samebits, which is faster, or by Triton."""
+    number = _version("triton")
+    if number is None:
+        return "none: Triton is not installed"
+    from samebits.backends.launcher import KNOWN
+
+    known = ", ".join(f"{release}x" for release in KNOWN)
+    return "kept" if number.startswith(KNOWN) else f"Triton's own, which cost the host more: {number} is not {known}"
 
 
 def _symbols() -> list[Symbol]:
