@@ -12,7 +12,7 @@ has no context parallelism here, so all other arms have tensor parallelism alone
 all have, as a context-parallel rank would hold the whole optimizer. Every arm but the first produces the first one's
 tokens again: equal lengths. A random model earns no reward: the KL term's reference, another one, moves its weights.
 
-Without GPUs, `random_models.py tiny` for both models and `--device cpu --cards 8 --length 64 --steps 10` run all arms
+Without GPUs, `random_models.py tiny` for both models and `--device cpu --cards 8 --length 64 --steps 4` run all arms
 in the layout of eight, for their bits, and write reference_workload_cpu.json.
 """
 
