@@ -27,7 +27,6 @@ from samebits.collectives.watch import Watch
 
 # Up to here a sum takes one step; the 8-byte words cost twice the bytes, the second step a round trip.
 SMALL_BYTES = 1 << 20
-CAPACITY = 32 << 20
 _HALVES = _KINDS = 2
 
 
