@@ -29,11 +29,11 @@ RESULTS = ROOT / "benchmarks/results"
 PAGE = ROOT / "docs/topology.md"
 # The layout of the reference workload: a trainer of eight ranks, two engines of four workers each.
 REFERENCE = ("--train-tp", "4", "--train-cp", "2", "--rollout-engines", "2", "--rollout-tp", "4")
+# Its batch: 16 responses a step, two prompts, so that both engines have work.
+BATCH = ("--global-batch-size", "16", "--samples-per-prompt", "8")
 # Flags of whole runs on GPUs that the table shows.
 SHOWN = ("model", "reference-checkpoint", "train-", "rollout-", "no-rollout-", "weight-transfer")
 ARMS_SHOWN = ("train-tp", "train-cp", "case", "attention-case", "ffn-case", "logp-case")
-# Its batch: 16 responses a step, two prompts, so that both engines have work.
-BATCH = ("--global-batch-size", "16", "--samples-per-prompt", "8")
 
 
 def samebits(*words: str) -> int:

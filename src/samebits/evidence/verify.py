@@ -1,7 +1,8 @@
 """Recomputing a run's verdict from its directory. Standard library only, and nothing in the directory is trusted.
 
-Order: seal, manifest, every listed file, timeline and its rules, each step's sidecar against its lines, the
-route records, the summary. The first fault found makes the answer "cannot tell" and is the first to be named.
+The timeline is read first, so that totals can be shown whatever is wrong. Then: seal, manifest, every listed file, the
+timeline's rules, each step's sidecar against its lines, the route records, the summary. The first fault found makes the
+answer "cannot tell" and is the one that is named.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from samebits.contract import digest_of
+from samebits.contract.routes import MODULES
 from samebits.evidence.compare import compare
 from samebits.evidence.drift import agrees, drift
 from samebits.evidence.routes import check_routes, process_name
@@ -192,7 +194,7 @@ def _check_declared(manifest: Mapping[str, Any], events: tuple[Event, ...]) -> N
     config = manifest.get("config")
     if not isinstance(config, dict):
         raise _Fault(f"{MANIFEST}: config is missing")
-    cases = {m: config.get(f"{m}_case") or config.get("case") for m in ("attention", "ffn", "logp")}
+    cases = {m: config.get(f"{m}_case") or config.get("case") for m in MODULES}
     if cases != started.case:
         raise _Fault(f"the timeline ran case {started.case}, the manifest declares {cases}")
     for key, value in (
