@@ -151,6 +151,14 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     assert not (tmp_path / "out" / "logs").exists()
 
 
+def test_scores_over_kept_tokens_are_refused(tmp_path: Path) -> None:
+    target = tmp_path / "matrix.toml"
+    text = (ROOT / "recipes/topology.toml").read_text().replace("same_weights = true", "")
+    target.write_text(text.replace("strict_gradients = true", "top_p = 0.9"))
+    code, output = run(target)
+    assert (code, "form score knows no top_k, top_p and min_p" in " ".join(output.split())) == (2, True)
+
+
 def test_a_matrix_holds_all_its_settings(tmp_path: Path) -> None:
     code, output = run(ROOT / "recipes/topology.toml", "--print-config", "toml")
     assert (code, "leave out config and print_config" in output) == (2, True)

@@ -134,3 +134,5 @@ def _check(matrix: Matrix, file: Path) -> None:
             raise ValueError(
                 f"{file}: form score needs case R/R: native engines draw other tokens in every layout; use form train"
             )
+        if matrix.form == "score" and config.limited:
+            raise ValueError(f"{file}: form score knows no top_k, top_p and min_p; leave them out, or use form train")
