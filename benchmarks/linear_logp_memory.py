@@ -15,9 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from results import provenance
+from results import provenance, save
 
-RESULT = Path(__file__).parent / "results" / "linear_logp_memory.json"
 VOCABULARY = 151_936
 HIDDEN = 64
 TOKENS = (64, 256, 1024)
@@ -42,7 +41,7 @@ def main() -> None:
         "logits_mib_fp32": {str(tokens): round(tokens * VOCABULARY * 4 / MIB, 1) for tokens in TOKENS},
         "rows": rows,
     }
-    RESULT.write_text(json.dumps(record, indent=1) + "\n")
+    save("linear_logp_memory", record)
 
 
 def measure(side: str, tokens: int) -> dict[str, object]:
@@ -56,7 +55,7 @@ def measure(side: str, tokens: int) -> dict[str, object]:
     weight.main_grad = torch.zeros(VOCABULARY, HIDDEN)  # type: ignore[attr-defined]
     weight.main_grad += 0.0  # type: ignore[attr-defined]
     targets = torch.randint(0, VOCABULARY, (tokens,), generator=draw)
-    score = _native(side) if side == "native" else _samebits(side)
+    score = _native() if side == "native" else _samebits(side)
     score(hidden[:1], weight, targets[:1]).backward()
     hidden.grad = weight.grad = None
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
@@ -68,7 +67,7 @@ def measure(side: str, tokens: int) -> dict[str, object]:
     return {"side": side, "tokens": tokens, "peak_mib": round(peak, 1), "seconds": round(seconds, 2)}
 
 
-def _native(side: str) -> Callable[..., object]:
+def _native() -> Callable[..., object]:
     """Megatron-Core's output layer and cross entropy, as its GPT model calls them."""
     from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 

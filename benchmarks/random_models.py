@@ -14,6 +14,11 @@ from safetensors.torch import save_file
 from samebits.testing.tiny_models import tensor_shapes
 
 QWEN3: dict[str, dict[str, Any]] = {
+    # not a size of Qwen3's, but with as many key/value heads as all of them
+    "tiny": {
+        "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 16,
+        "head_dim": 64, "vocab_size": 512, "max_position_embeddings": 1024, "tie_word_embeddings": False,
+    },
     "1.7b": {
         "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
         "tie_word_embeddings": True,

@@ -12,7 +12,8 @@ has no context parallelism here, so all other arms have tensor parallelism alone
 all have, as a context-parallel rank would hold the whole optimizer. Every arm but the first produces the first one's
 tokens again: equal lengths. A random model earns no reward: the KL term's reference, another one, moves its weights.
 
-On another machine `--device cpu --model preset:arithmetic --cards 4 --length 16 --steps 2` rehearses it.
+Without GPUs, `random_models.py tiny` for both models and `--device cpu --cards 8 --length 64 --steps 4` run all arms
+in the layout of eight, for their bits, and write reference_workload_cpu.json.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_timing import origin
-from results import ROOT, events_of, save
+from results import ROOT, events_of, provenance, save
 
 from samebits.contract.routes import MODULES
 from samebits.evidence.verify import verify
@@ -129,8 +130,9 @@ def main() -> None:
         import torch
 
         given.cards = torch.cuda.device_count()
-    target = ROOT / f"benchmarks/results/{NAME}.json"
-    about = {"origin": origin(given.commit)} if given.device == "cuda" else {}
+    name = NAME if given.device == "cuda" else f"{NAME}_cpu"
+    target = ROOT / f"benchmarks/results/{name}.json"
+    about = {"origin": origin(given.commit)} if given.device == "cuda" else provenance()
     held = json.loads(target.read_text())["records"] if target.is_file() else []
     first, longest, end = given.folder / "0", 0.0, time.monotonic() + given.budget
     for number, arm in enumerate(arms(given.cards, given.device)):
@@ -146,7 +148,7 @@ def main() -> None:
         longest = max(longest, record["seconds_in_all"])
         print(f"{arm.name}: {record['verdict']}, {record['seconds_per_step']:.2f} s a step", flush=True)
         held = [other for other in held if other["arm"] != arm.name] + [record]
-        save(NAME, {**about, "published": PUBLISHED, "records": held})
+        save(name, {**about, "published": PUBLISHED, "records": held})
 
 
 if __name__ == "__main__":

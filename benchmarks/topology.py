@@ -29,10 +29,11 @@ RESULTS = ROOT / "benchmarks/results"
 PAGE = ROOT / "docs/topology.md"
 # The layout of the reference workload: a trainer of eight ranks, two engines of four workers each.
 REFERENCE = ("--train-tp", "4", "--train-cp", "2", "--rollout-engines", "2", "--rollout-tp", "4")
-# Flags of whole runs on GPUs that the table shows.
-SHOWN = ("model", "reference-checkpoint", "train-", "rollout-", "no-rollout-", "weight-transfer")
 # Its batch: 16 responses a step, two prompts, so that both engines have work.
 BATCH = ("--global-batch-size", "16", "--samples-per-prompt", "8")
+# Flags of whole runs on GPUs that the table shows.
+SHOWN = ("model", "reference-checkpoint", "train-", "rollout-", "no-rollout-", "weight-transfer")
+ARMS_SHOWN = ("train-tp", "train-cp", "case", "attention-case", "ffn-case", "logp-case")
 
 
 def samebits(*words: str) -> int:
@@ -79,6 +80,7 @@ def tables() -> dict[str, str]:
         "matrix": ("topology", _matrix),
         "cards": ("topology_gpu", _matrix),
         "reference": ("topology_reference", _reference),
+        "arms": ("reference_workload_cpu", _arms),
         "collectives": ("layouts", _collectives),
         "steps": ("layouts", _steps),
         "runs": ("gpu_main_job", _runs),
@@ -105,6 +107,20 @@ def _reference(record: dict[str, Any]) -> str:
         f"{record['compared_tokens']:,} log-probabilities differ over {record['steps']} steps, "
         f"{len(record['processes'])} processes with a route record each.\n"
     )
+
+
+def _arms(record: dict[str, Any]) -> str:
+    lines = ["| arm | flags | steps | log-probabilities | differ | largest difference |", "| --- |" + " --- |" * 5]
+    for arm in record["records"]:
+        flags = [f"--{flag.strip()}" for flag in arm["command"].split("--")[1:] if flag.startswith(ARMS_SHOWN)]
+        compared, differ = (
+            sum(step[name] for step in arm["by_step"]) for name in ("compared_tokens", "mismatch_count")
+        )
+        largest = max(step["max_abs_diff"] for step in arm["by_step"])
+        lines.append(
+            f"| {arm['arm']} | `{' '.join(flags)}` | {arm['steps']} | {compared:,} | {differ:,} | {largest:.2g} |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 def _collectives(record: dict[str, Any]) -> str:

@@ -97,6 +97,22 @@ def test_a_wait_that_ended_names_nobody(tmp_path: Path) -> None:
         assert all(f"rank {other} (" not in outcome.value.split("gave up: ")[-1] for other in range(VICTIM))
 
 
+@pytest.mark.parametrize("what", ["death", "leaves"])
+def test_a_rank_that_goes_after_the_wait_for_it_is_not_missed(tmp_path: Path, what: str) -> None:
+    def program(watch: Watch, rank: int) -> str:
+        if rank == VICTIM:
+            time.sleep(0.6)
+            if what == "death":
+                os.kill(os.getpid(), signal.SIGKILL)
+            watch.close()
+            return ""
+        wait_for(watch, VICTIM, lambda _: 7, 0.4)
+        time.sleep(1.5)
+        return wait_for(watch, VICTIM, lambda _: 8, 0.0)
+
+    assert [outcome.value for outcome in fork_ranks(3, watched(tmp_path, 60.0, program))[:VICTIM]] == ["", ""]
+
+
 def test_what_a_rank_met_itself_stays(tmp_path: Path) -> None:
     def program(watch: Watch, rank: int) -> list[str]:
         watch.fail(ValueError("mine"))

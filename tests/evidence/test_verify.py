@@ -3,71 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tampering import STEP, edit_config, edit_json, edit_lines, find, flip, reseal, tensor_at
 
 import samebits
-from samebits.evidence.routes import check_routes
 from samebits.evidence.store import RunDirectory
 from samebits.evidence.verdict import Verdict
 from samebits.evidence.verify import verify
-from samebits.report import write_report
 from samebits.testing.runs import write_run
-
-STEP = "steps/step_00002.safetensors"
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    write_run(tmp_path / "run")
-    return tmp_path / "run"
-
-
-def reseal(run: Path) -> None:
-    """Signs the directory anew, as someone would who tampers and knows the format."""
-    manifest = json.loads((run / "manifest.json").read_bytes())
-    (run / "seal.json").unlink()
-    RunDirectory(run).seal({key: value for key, value in manifest.items() if key != "files"})
-
-
-def edit_json(path: Path, change: Callable[[dict], object]) -> None:
-    record = json.loads(path.read_bytes())
-    change(record)
-    path.write_text(json.dumps(record))
-
-
-def edit_lines(run: Path, change: Callable[[list[dict]], object]) -> None:
-    path = run / "timeline.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    change(lines)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def edit_config(run: Path, **settings: object) -> None:
-    edit_json(run / "manifest.json", lambda m: m["config"].update(settings))
-
-
-def flip(path: Path, byte: int, bit: int = 0) -> None:
-    content = bytearray(path.read_bytes())
-    content[byte] ^= 1 << bit
-    path.write_bytes(content)
-
-
-def tensor_at(path: Path, name: str) -> int:
-    """The offset in the file of a tensor's first byte."""
-    content = path.read_bytes()
-    length = int.from_bytes(content[:8], "little")
-    return 8 + length + json.loads(content[8 : 8 + length])[name]["data_offsets"][0]
-
-
-def find(lines: list[dict], kind: str, at: int = -1) -> dict:
-    return [line for line in lines if line["kind"] == kind][at]
 
 
 def test_a_good_run_is_same(run: Path) -> None:
@@ -368,162 +316,8 @@ def test_tampering_is_caught_even_when_signed_anew(run: Path, name: str) -> None
     assert message in found.problems[0]
 
 
-# The same for a native run, whose compiled part shows itself by the nodes of its graphs.
-GRAPH = {"digest": "0" * 64, "nodes": 9, "samebits": []}
-NATIVE = {
-    "good": ({}, {"nodes": {"torch.rsqrt": 1}}, None),
-    "no node": ({}, {"nodes": {}}, "no node of one is its own"),
-    "no graph": ({"graphs": []}, {}, "shows no graph"),
-    "no digest": ({"graphs": [{"digest": "x"}]}, {}, "a compiled graph has no digest"),
-    "our code in it": ({"graphs": [{**GRAPH, "samebits": ["samebits.swiglu"]}]}, {}, "holds ['samebits.swiglu']"),
-    "our kernels ran": ({"counters": {"linear": 1}}, {}, "linear is declared native, but a samebits kernel counted 1"),
-    "strict code under a native label": (
-        {},
-        {"implementation": "samebits.into_vllm.layers.RoutedRows"},
-        "ffn.first is declared P, but samebits.into_vllm.layers.RoutedRows computed it",
-    ),
-    "eager": ({"mode": "eager"}, {}, "ran eager, declared is compiled"),
-}
-
-
-@pytest.mark.parametrize("name", NATIVE)
-def test_a_compiled_native_engine_proves_its_route(tmp_path: Path, name: str) -> None:
-    record, module, message = NATIVE[name]
-    run = tmp_path / "run"
-    write_run(run, case="P/P")
-    route = next((run / "routes").glob("*rollout*"))
-    edit_json(route, lambda r: r.update({"mode": "compiled", "graphs": [GRAPH], **record}))
-    edit_json(route, lambda r: r["modules"]["ffn.first"].update(module))
-    edit_json(run / "manifest.json", lambda m: m["config"].update(native_compile=True))
-    reseal(run)
-    found = verify(run)
-    assert found.problems == () if message is None else message in found.problems[0]
-
-
-@pytest.mark.parametrize(
-    ("calls", "captured", "products", "counted", "message"),
-    [
-        (4, 0, 0, 4, None),
-        (4, 9, 0, 4, None),
-        (4, 0, 0, 3, "linear is said to have run 4 times by samebits, its kernels counted 3"),
-        (4, 9, 0, 3, "linear is said to have run 4 times by samebits, its kernels counted 3"),
-        (0, 9, 0, 1, None),
-        (0, 9, 0, 0, "linear is in a graph that was captured, but no replay of it was counted"),
-        (4, 0, 1, 3, None),
-        (4, 0, "1", 3, "its kernels counted 3"),
-    ],
-)
-def test_only_calls_that_a_graph_captured_launch_nothing(
-    tmp_path: Path, calls: int, captured: int, products: int | str, counted: int, message: str | None
-) -> None:
-    run = tmp_path / "run"
-    write_run(run)
-    route = next((run / "routes").glob("*rollout*"))
-    linear = [name for name, m in json.loads(route.read_text())["modules"].items() if m["boundary"] == "linear"]
-
-    def alter(record: dict) -> None:
-        record.update(mode="captured", counters={**record["counters"], "linear": counted}, certified_products=products)
-        for name in linear:
-            record["modules"][name].update(calls=calls, captured=captured)
-
-    edit_json(route, alter)
-    reseal(run)
-    found = verify(run)
-    assert found.verdict is Verdict.SAME if message is None else message in found.problems[0]
-
-
-@pytest.mark.parametrize(
-    ("counters", "message"),
-    [
-        ({"linear": 0, "linear_logp": 4}, None),
-        ({"linear": 1, "linear_logp": 4}, "linear is declared native, but a samebits kernel counted 1"),
-        ({"linear": 0, "linear_logp": 3}, "logprob is said to have run 4 times by samebits, its kernels counted 3"),
-    ],
-)
-def test_a_native_linear_beside_a_strict_log_probability(counters: dict[str, int], message: str | None) -> None:
-    """The trainer of M001: its own projections, and our LM head fused with the log-probability."""
-    module = {"boundary": "linear", "route": "P", "implementation": "megatron.Linear", "calls": 4}
-    logp = {"group": "logp", "boundary": "logprob", "route": "R", "implementation": "samebits.linear_logp", "calls": 4}
-    record = {
-        "role": "trainer",
-        "rank": 0,
-        "mode": "eager",
-        "contract": "c",
-        "modules": {"a": {**module, "group": "attention"}, "f": {**module, "group": "ffn"}, "l": logp},
-        "counters": counters,
-        "kernels": "0" * 64,
-    }
-    found = check_routes([record], {"attention": "P/P", "ffn": "P/P", "logp": "R/R"}, "c", 1, 0, 0)
-    assert found == [] if message is None else message in found[0]
-
-
-def pretend(run: Path, name: str, size: int) -> None:
-    """A file that is said to be, and looks, far larger than what it holds."""
-    os.truncate(run / name, size)
-    entry = {"path": name, "bytes": size, "sha256": "0" * 64}
-    edit_json(run / "manifest.json", lambda m: m["files"].insert(0, entry))
-    digest = hashlib.sha256((run / "manifest.json").read_bytes()).hexdigest()
-    edit_json(run / "seal.json", lambda s: s.update(manifest_sha256=digest))
-
-
-def relink(path: Path, target: str) -> None:
-    path.unlink()
-    path.symlink_to(target)
-
-
-# From somebody who means harm: refused before anything large or foreign is read.
-HOSTILE = {
-    "endless timeline": (lambda run: relink(run / "timeline.jsonl", "/dev/zero"), "timeline.jsonl"),
-    "timeline elsewhere": (lambda run: relink(run / "timeline.jsonl", "/etc/hostname"), "is a symbolic link"),
-    "seal elsewhere": (lambda run: relink(run / "seal.json", "/dev/zero"), "seal.json is missing"),
-    "huge timeline": (lambda run: os.truncate(run / "timeline.jsonl", 1 << 40), "timeline.jsonl is larger than"),
-    "huge sidecar": (lambda run: pretend(run, STEP, 1 << 40), f"{STEP} is larger than"),
-    "huge manifest": (lambda run: os.truncate(run / "manifest.json", 1 << 40), "manifest.json is larger than"),
-    "deep manifest": (lambda run: (run / "manifest.json").write_text("[" * 100_000), "manifest.json is not valid JSON"),
-    "long number": (lambda run: (run / "seal.json").write_text("9" * 100_000), "seal.json is not valid JSON"),
-    "steps elsewhere": (
-        lambda run: ((run / "steps").rename(run.parent / "steps"), (run / "steps").symlink_to(run.parent / "steps")),
-        "is a symbolic link",
-    ),
-    "a pipe": (lambda run: ((run / STEP).unlink(), os.mkfifo(run / STEP)), f"{STEP} is missing"),
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_directory_cannot_exhaust_or_mislead(run: Path, name: str) -> None:
-    harm, message = HOSTILE[name]
-    harm(run)
-    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20))\n"
-    limited += "from samebits.evidence.verify import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-S", "-c", limited, str(run)]
-    done = subprocess.run(
-        command, cwd=Path(samebits.__file__).parent.parent, capture_output=True, text=True, timeout=120
-    )
-    assert (done.returncode, done.stderr) == (2, "")
-    assert message in done.stdout
-
-
-def test_a_report_is_written_into_the_folder_and_nowhere_else(run: Path, tmp_path: Path) -> None:
-    for name in ("report.html", "report.html.partial"):
-        (tmp_path / name).write_text("precious")
-        (run / name).symlink_to(tmp_path / name)
-    page = write_report(run)
-    assert page.read_text().startswith("<!doctype html>")
-    assert not page.is_symlink()
-    assert {(tmp_path / name).read_text() for name in ("report.html", "report.html.partial")} == {"precious"}
-
-
-@pytest.mark.parametrize("path", ["/etc/passwd", "../run2/x", "steps/../../x", "", "a//b", "./summary.json"])
-def test_a_manifest_cannot_point_outside(run: Path, path: str) -> None:
-    entry = {"path": path, "bytes": 1, "sha256": "0"}
-    edit_json(run / "manifest.json", lambda m: m["files"].insert(0, entry))
-    digest = hashlib.sha256((run / "manifest.json").read_bytes()).hexdigest()
-    edit_json(run / "seal.json", lambda s: s.update(manifest_sha256=digest))
-    assert "leaves the run directory or is not plain" in verify(run).problems[0]
-
-
-def test_every_single_bit_of_a_log_probability_counts(run: Path) -> None:
-    """Flipping any of the 32 bits of one trainer value, recorded and signed anew, turns the verdict around."""
+def test_one_bit_of_a_log_probability_counts(run: Path) -> None:
+    """Flipping one bit of a trainer value (every fifth of the 32), recorded and signed anew, does not go unseen."""
     offset = tensor_at(run / STEP, "trainer_logp")
     for bit in range(0, 32, 5):
         flip(run / STEP, offset + bit // 8, bit % 8)

@@ -40,6 +40,18 @@ def engine_config(model: Path, **changes: Any) -> EngineConfig:
     return EngineConfig(model=str(model), **settings)
 
 
+def cramped(model: Path) -> EngineConfig:
+    """So little room that prompts come in chunks and requests are preempted; small pages."""
+    return engine_config(
+        model,
+        prefix_caching=False,
+        max_num_batched_tokens=24,
+        max_num_seqs=12,
+        block_size=16,
+        kv_cache_gib=36 * 2 * 2 * 16 * 2 * 64 * 2 / 2**30,
+    )
+
+
 @contextmanager
 def hosted(home: Path, name: str, config: EngineConfig, kind: type[WatchedEngine] = WatchedEngine) -> Iterator[Engine]:
     """A started engine. Raises what starting it raised."""

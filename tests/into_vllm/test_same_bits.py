@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hosted_engines import SEGMENTS, Engine, engine_config, hosted
+from hosted_engines import SEGMENTS, Engine, cramped, engine_config, hosted
 from models import make_model, make_requests
 from oracle import response_bits
 
@@ -74,15 +74,7 @@ def test_a_stop_token_ends_a_response(strict: Engine, batch: list[Rollout]) -> N
 
 
 def test_chunked_prefill_preemption_and_small_pages(home: Path, tiny: Path, batch: list[Rollout]) -> None:
-    config = engine_config(
-        tiny,
-        prefix_caching=False,
-        max_num_batched_tokens=24,
-        max_num_seqs=12,
-        block_size=16,
-        kv_cache_gib=36 * 2 * 2 * 16 * 2 * 64 * 2 / 2**30,
-    )
-    with hosted(home, "cramped", config) as engine:
+    with hosted(home, "cramped", cramped(tiny)) as engine:
         assert facts(engine("generate", REQUESTS)) == facts(batch)
         assert engine("preempted") > 0
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hosted_engines import SEGMENTS, Engine, engine_config, hosted
+from hosted_engines import SEGMENTS, Engine, cramped, engine_config, hosted
 from models import make_requests
 from oracle import packed_logits, response_bits, response_rows
 
@@ -96,15 +96,7 @@ def test_batches_move_no_bit_and_no_support(strict: Engine, batch: list[Rollout]
 
 
 def test_prompts_in_chunks_preemption_and_small_pages(home: Path, tiny: Path, batch: list[Rollout]) -> None:
-    config = engine_config(
-        tiny,
-        prefix_caching=False,
-        max_num_batched_tokens=24,
-        max_num_seqs=12,
-        block_size=16,
-        kv_cache_gib=36 * 2 * 2 * 16 * 2 * 64 * 2 / 2**30,
-    )
-    with hosted(home, "support-cramped", config) as engine:
+    with hosted(home, "support-cramped", cramped(tiny)) as engine:
         assert facts(engine("generate", mixed())) == facts(batch)
         assert engine("preempted") > 0
 

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -62,12 +61,24 @@ def examine(seconds: float = SECONDS) -> dict[str, Any]:
         "engines_refused": _engines_refused(),
         "devices": _devices(),
         "instruction_set": _cpu.instruction_set(),
+        "launches": _launches(),
         "hardware": HARDWARE,
         "backends": _backends(),
         "boundaries": boundaries,
         "contract": digest_of(boundaries),
         "self_check": self_check(seconds),
     }
+
+
+def _launches() -> str:
+    """How Triton kernels are launched here: by samebits, which is faster, or by Triton."""
+    number = _version("triton")
+    if number is None:
+        return "none: Triton is not installed"
+    from samebits.backends.launcher import KNOWN
+
+    known = ", ".join(f"{release}x" for release in KNOWN)
+    return "kept" if number.startswith(KNOWN) else f"Triton's own, which cost the host more: {number} is not {known}"
 
 
 def _symbols() -> list[Symbol]:
@@ -92,19 +103,13 @@ def _engines_refused() -> list[str]:
 def _devices() -> dict[str, str]:
     import torch
 
-    devices = {"cpu": f"{_processor()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores"}
+    from samebits.bench.record import processor
+
+    devices = {"cpu": f"{processor() or 'unknown'}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores"}
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         one = torch.cuda.get_device_properties(index)
         devices[f"cuda:{index}"] = f"{one.name}, compute capability {one.major}.{one.minor}"
     return devices
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 def _backends() -> dict[str, str]:

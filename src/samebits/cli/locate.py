@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from samebits import env
-from samebits.cli.run import INTERRUPTED, interrupt, reason_of
+from samebits.cli.run import INTERRUPTED, prepare, reason_of
 from samebits.contract.routes import MODULES
-from samebits.evidence.store import LOCATE
+from samebits.evidence.store import LOCATE, LOCATED
 from samebits.evidence.verdict import Verdict
 from samebits.rl.config import RunConfig, load_config
 from samebits.rl.inputs import Inputs, resolve_model
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from samebits.locate.session import Answered
     from samebits.rl.job import Parts
 
-LOCATED = "located.json"
 PROMPT = "What is 7 + 5?"
 
 
@@ -67,9 +64,7 @@ def locate_command(
         typer.echo("error: give a run directory, or --trainer-model and --rollout-model", err=True)
         return Verdict.CANNOT_TELL.exit_code
     folder = out or (run / LOCATE if run is not None else Path(LOCATE))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
-    env.export({"PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker"})
+    prepare()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if run is not None:

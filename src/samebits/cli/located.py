@@ -7,18 +7,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from samebits.evidence.verdict import Verdict
 from samebits.locate.result import Located
 from samebits.locate.values import RowDifference
+from samebits.report.terminal import COLOURS
 
-_COLOURS = {Verdict.SAME: "green", Verdict.DIFFERENT: "red", Verdict.CANNOT_TELL: "yellow"}
 _BAR = 30
 
 
 def show(found: Located) -> None:
     """Prints the verdict first, then where, both sides, the values, and how to reproduce it."""
     console = Console(highlight=False, soft_wrap=True)
-    colour = _COLOURS[found.verdict]
+    colour = COLOURS[found.verdict]
     kind = f" · {found.kind}" if found.kind else ""
     console.print(f"[bold {colour}]{found.verdict.value}{kind}[/]: {escape(found.summary)}")
     where = found.where

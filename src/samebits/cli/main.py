@@ -104,8 +104,7 @@ def run(
     """
     from samebits.cli.run import run_command
 
-    own = {"context", "config", "matrix", "matrix_dir", "print_config", "debug"}
-    flags = {name: value for name, value in context.params.items() if name not in own and value is not None}
+    flags = {name: value for name, value in context.params.items() if name not in RUN_OWN and value is not None}
     raise typer.Exit(run_command(flags, config, print_config, debug, matrix, matrix_dir))
 
 

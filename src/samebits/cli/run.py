@@ -127,12 +127,12 @@ def _run_matrix(file: Path, folder: Path | None, flags: Mapping[str, Any]) -> in
 def prepare() -> None:
     """Signals end a run in good order, and killed processes are cleared away in silence."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
+        signal.signal(number, _interrupt)
     # A killed process leaves semaphores behind; Python's tracker removes them, and need not say so here.
     env.export({"PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker"})
 
 
-def interrupt(number: int, frame: FrameType | None) -> None:
+def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 

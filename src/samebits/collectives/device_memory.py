@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -47,18 +48,22 @@ def symmetric_memory(size: int, device: torch.device, group: dist.ProcessGroup) 
 def ipc_memory(size: int, device: torch.device, rank: int, exchange: Exchange) -> DeviceMemory:
     """Regions of `size` bytes by IPC handles; `exchange` carries bytes of one length from every rank to every rank."""
     own = torch.zeros(size, dtype=torch.uint8, device=device)
-    said = exchange(_as_bytes(own.untyped_storage()._share_cuda_()))
-    opened = [own if other == rank else _open(handle, device) for other, handle in enumerate(said)]
+    said = exchange(json.dumps(ipc_handle(own)).encode().ljust(_HANDLE_BYTES))
+    # The owner's number of the card may be another one here; IPC reaches any card from the one that is used.
+    opened = [
+        own if other == rank else open_ipc(json.loads(handle), torch.uint8, device) for other, handle in enumerate(said)
+    ]
     return DeviceMemory("CUDA IPC", own, tuple(region.data_ptr() for region in opened), opened)
 
 
-def _as_bytes(shared: Sequence[object]) -> bytes:
-    fields = [{"hex": field.hex()} if isinstance(field, bytes) else field for field in shared]
-    return json.dumps(fields).encode().ljust(_HANDLE_BYTES)
+def ipc_handle(tensor: Tensor) -> list[Any]:
+    """How another process of the host reaches the memory behind a CUDA tensor, as plain JSON."""
+    _, *fields = tensor.untyped_storage()._share_cuda_()  # the first is the owner's number of the card
+    return [{"hex": field.hex()} if isinstance(field, bytes) else field for field in fields]
 
 
-def _open(handle: bytes, device: torch.device) -> Tensor:
-    _, *fields = (bytes.fromhex(f["hex"]) if isinstance(f, dict) else f for f in json.loads(handle))
-    # The owner's number of the card may be another one here; IPC reaches any card from the one that is used.
-    storage = torch.UntypedStorage._new_shared_cuda(device.index, *fields)
-    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
+def open_ipc(handle: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """All memory behind a handle as one row of `dtype`, on the card that this process calls `device`."""
+    fields = (bytes.fromhex(field["hex"]) if isinstance(field, dict) else field for field in handle)
+    storage: Any = torch.UntypedStorage._new_shared_cuda(device.index, *fields)
+    return torch.empty(0, dtype=dtype, device=device).set_(storage)

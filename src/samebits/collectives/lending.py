@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from samebits.collectives.device_memory import ipc_handle, open_ipc
+
 HANDLES = "handles.json"
 _DTYPES = {str(dtype): dtype for dtype in (torch.bfloat16, torch.float32)}
 
@@ -52,9 +54,7 @@ def borrow(folder: Path) -> Iterator[tuple[str, Tensor]]:
                 f"{name} is lent on card {about['card']}, this process sees {', '.join(seen)}; let it see all cards of "
                 "the host, or publish weights as files"
             )
-        share = (where.index, *(_opened(part) for part in about["storage"]))
-        storage: Any = torch.UntypedStorage._new_shared_cuda(*share)
-        flat = torch.empty(0, dtype=_DTYPES[about["dtype"]], device=where).set_(storage)
+        flat = open_ipc(about["storage"], _DTYPES[about["dtype"]], where)
         yield name, flat[about["start"] :][: about["count"]].view(about["shape"])
 
 
@@ -63,19 +63,14 @@ def _described(name: str, tensor: Tensor) -> dict[str, Any]:
         raise ValueError(
             f"{name}: want a contiguous CUDA tensor of {', '.join(_DTYPES)}, got {tensor.dtype} on {tensor.device}"
         )
-    _, *storage = tensor.untyped_storage()._share_cuda_()
     return {
         "card": _card(tensor.device),
         "dtype": str(tensor.dtype),
         "shape": list(tensor.shape),
         "start": tensor.storage_offset(),
         "count": tensor.numel(),
-        "storage": [{"hex": part.hex()} if isinstance(part, bytes) else part for part in storage],
+        "storage": ipc_handle(tensor),
     }
-
-
-def _opened(part: Any) -> Any:
-    return bytes.fromhex(part["hex"]) if isinstance(part, dict) else part
 
 
 def _device(index: int) -> torch.device:

@@ -1,7 +1,7 @@
 """Memory that the ranks of one host share: a region per rank, which its owner writes and all others only read.
 
-`PeerMemory` is what the exchange needs of any such memory. `HostMemory` is plain memory of this machine; memory of
-GPUs (CUDA or HIP IPC, torch symmetric memory) has the same parts: two halves for payloads, a few words, a note.
+`PeerMemory` is what the exchange needs of such memory: two halves for payloads, a few words, a note. `HostMemory` is
+plain memory of this machine. On GPUs ranks write into each other's memory instead (`peer_memory.py`).
 """
 
 from __future__ import annotations

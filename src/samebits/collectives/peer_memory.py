@@ -27,7 +27,6 @@ from samebits.collectives.watch import Watch
 
 # Up to here a sum takes one step; the 8-byte words cost twice the bytes, the second step a round trip.
 SMALL_BYTES = 1 << 20
-CAPACITY = 32 << 20
 _HALVES = _KINDS = 2
 
 
@@ -141,10 +140,12 @@ class PeerMemoryTransport:
     def _sum(self, partial: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         region, count = self._region, partial.numel()
         out = torch.empty(count, dtype=dtype, device=partial.device)
-        start = 0
+        start, rest = 0, out
         while start < count:
             if count - start <= region.small_room:
-                launches.sum_small(partial[start:], bias, out[start:], region)
+                if start:  # seldom: a view costs the host as much as a launch
+                    partial, rest = partial[start:], out[start:]
+                launches.sum_small(partial, bias, rest, region)
                 break
             piece = slice(start, start + min(count - start, self._step(bias)))
             launches.sum_large(partial[piece], bias, out[piece], region, whole=True)

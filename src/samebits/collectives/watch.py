@@ -38,6 +38,7 @@ class Watch:
         self._rank, self._peers, self._timeout = group.rank(), peers, timeout
         self._store = dist.distributed_c10d._get_process_group_store(group)
         self._prefix = f"samebits/watch/{name}"
+        self._gone: dict[int, float] = {}  # when a rank was first seen to have left or ended
         self._problem: CollectiveError | None = None
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -70,8 +71,8 @@ class Watch:
                 waits[rank, generation] = first, now
             waits = {wait: heard for wait, heard in waits.items() if now - heard[1] < _SILENCE}
             if waits and self._problem is None:
-                # until it was last heard of: it may have ended since
-                problem = self._reason({rank: last - first for (rank, _), (first, last) in waits.items()})
+                # what counts is when it was last heard of: it may have ended since
+                problem = self._reason({rank: heard for (rank, _), heard in waits.items()})
                 if problem is not None:
                     self._give_up(problem, f"{_FOLLOWED}{problem}")
 
@@ -81,17 +82,20 @@ class Watch:
                 self._view[1 + rank] = 0
                 yield rank, said
 
-    def _reason(self, waited: dict[int, float]) -> CollectiveError | None:
-        """Why the ranks that were waited for so many seconds will not come; None while they still may."""
+    def _reason(self, waits: dict[int, tuple[float, float]]) -> CollectiveError | None:
+        """Why the ranks that are waited for will not come; None while they still may, or the wait may have ended.
+
+        `waits` has when a wait for each was first and last heard of.
+        """
         said = self._said()
         others = sorted(said, key=lambda rank: said[rank].startswith(_FOLLOWED))
         for rank in (r for r in others if said[r] != _LEFT):
             return RankFailed(f"{self._peers.name(rank)} failed before a collective that needs it: {said[rank]}")
-        for rank in waited:
-            if self._peers.ended(rank) or rank in said:
+        for rank, (_, last) in waits.items():
+            if (self._peers.ended(rank) or rank in said) and last > self._gone.setdefault(rank, time.monotonic()):
                 how = _LEFT if rank in said else "ended"
                 return RankLost(f"{self._peers.name(rank)} {how} before a collective that needs it")
-        late = [rank for rank, seconds in sorted(waited.items()) if seconds > self._timeout]
+        late = [rank for rank, (first, last) in sorted(waits.items()) if last - first > self._timeout]
         if not late:
             return None
         names = ", ".join(self._peers.name(rank) for rank in late)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from samebits.evidence.drift import merged
+from samebits.evidence.speed import speed
 from samebits.evidence.verdict import judge
 from samebits.timeline.events import Compared, Evaluated, Event, Measured, RunStarted, Sampled, Timed
 
@@ -19,6 +20,7 @@ def summarise(events: Iterable[Event]) -> dict[str, Any]:
     started = next((event for event in events if isinstance(event, RunStarted)), None)
     compared = [event for event in events if isinstance(event, Compared)]
     timed = [event for event in events if isinstance(event, Timed)]
+    all_steps = speed(timed, warm_up=0)
     rewards = [event.reward for event in events if isinstance(event, Sampled)]
     accuracy = [event.accuracy for event in events if isinstance(event, Evaluated)]
     tokens = sum(event.compared_tokens for event in compared)
@@ -41,8 +43,8 @@ def summarise(events: Iterable[Event]) -> dict[str, Any]:
         "worst": _worst(compared),
         "drift": merged((event.tokens, event.metrics) for event in events if isinstance(event, Measured)),
         "generated_tokens": sum(event.generated_tokens for event in timed),
-        "tokens_per_second": _rate(timed),
-        "seconds_per_step": math.fsum(sum(event.seconds.values()) for event in timed) / max(len(timed), 1),
+        "tokens_per_second": all_steps.tokens_per_second,
+        "seconds_per_step": all_steps.seconds_per_step,
         "seconds_by_phase": _phases(timed),
         "mean_reward": math.fsum(rewards) / max(len(rewards), 1),
         "first_accuracy": accuracy[0] if accuracy else None,
@@ -61,12 +63,6 @@ def case_name(modules: dict[str, str]) -> str:
 def _worst(compared: list[Compared]) -> str | None:
     differing = [event for event in compared if event.mismatch_count > 0]
     return max(differing, key=lambda event: event.max_abs_diff).worst if differing else None
-
-
-def _rate(timed: list[Timed]) -> float:
-    """Generated tokens per second of generation."""
-    seconds = math.fsum(event.seconds.get("generate", 0.0) for event in timed)
-    return sum(event.generated_tokens for event in timed) / seconds if seconds > 0 else 0.0
 
 
 def _phases(timed: list[Timed]) -> dict[str, float]:

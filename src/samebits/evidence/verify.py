@@ -1,7 +1,8 @@
 """Recomputing a run's verdict from its directory. Standard library only, and nothing in the directory is trusted.
 
-Order: seal, manifest, every listed file, timeline and its rules, each step's sidecar against its lines, the
-route records, the summary. The first fault found makes the answer "cannot tell" and is the first to be named.
+The timeline is read first, so that totals can be shown whatever is wrong. Then: seal, manifest, every listed file, the
+timeline's rules, each step's sidecar against its lines, the route records, the summary. The first fault found makes the
+answer "cannot tell" and is the one that is named.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class _ColumnParallel(torch.autograd.Function):
         if bias is not None and ctx.needs_input_grad[2]:
             buffer = weight_gradient_buffer(bias)
             # A bias is a weight whose input is always one.
-            wgrad(dy, torch.ones((*full.shape[:-1], 1), dtype=full.dtype), buffer.view(-1, 1))
+            wgrad(dy, full.new_ones((*full.shape[:-1], 1)), buffer.view(-1, 1))
             db = deliver_weight_gradient(bias, buffer)
         return dx, dw, db, None, None
 

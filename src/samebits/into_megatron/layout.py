@@ -113,9 +113,9 @@ def packed_batch(
     """Samples one behind the other on one row, this context-parallel rank's share of each.
 
     `slots` are the samples' first slots. A sample is padded with zeros to a multiple of `each` rows, over all ranks.
-    Rows are padded to a multiple of `multiple` (sequence parallelism) by
-    one more sample of zeros that nothing reads; there is at least one row. "zigzag" gives a rank two chunks of
-    each sample, "allgather" an equal run of all packed rows.
+    Rows are padded to a multiple of `multiple` (sequence parallelism) by one more sample of zeros that nothing reads;
+    there is at least one row. "zigzag" gives a rank two chunks of each sample, "allgather" an equal run of all packed
+    rows.
     """
     if kind == "allgather" and ranks > 1:
         return _run_of_rows(_packed(samples, slots, 0, 1, multiple * ranks, each), rank, ranks)

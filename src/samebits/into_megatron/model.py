@@ -1,4 +1,4 @@
-"""From a Hugging Face configuration to the shape we serve, and from there to Megatron's configuration.
+"""From a Hugging Face configuration to the shape that we serve; `building` makes Megatron's configuration of it.
 
 A feature that no boundary of the contract covers is refused here, by the name of the boundary it belongs to.
 """

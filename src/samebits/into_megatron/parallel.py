@@ -1,4 +1,4 @@
-"""Process groups of one trainer: gloo over loopback, then Megatron's own groups on top."""
+"""Process groups of one trainer: gloo, with NCCL beside it where each rank has a card; then Megatron's own on top."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from samebits.into_megatron.weights import Mapped, parameter_map
 
 
 def _backend(config: TrainerConfig) -> str:
-    """What carries the collectives of torch.distributed: gloo, also from card to card where ranks share one."""
+    """What carries the collectives of torch.distributed: gloo; NCCL for tensors on cards if each rank has its own."""
     if config.device == "cpu" or not 1 < config.world_size <= torch.cuda.device_count():
         return "gloo"
     return "cpu:gloo,cuda:nccl"

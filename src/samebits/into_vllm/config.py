@@ -25,8 +25,8 @@ class EngineConfig:
     per worker. On `device` cuda, `graphs` captures batches, whole or in pieces between attention calls, of the token
     counts in `capture_sizes` (vLLM's own choice where it is empty), and `threads` means nothing; `cards` are those that
     this engine sees, in its order, the ones that its workers compute on first (all as they come where it is empty): it
-    must see a card whose weights it reads. With `random_weights`
-    nothing is read from `model` but its configuration, and no digests are taken: for measurements of speed.
+    must see a card whose weights it reads. With `random_weights` nothing is read from `model` but its configuration,
+    and no digests are taken: for measurements of speed.
     """
 
     model: str

@@ -6,26 +6,19 @@ code computes for it. So two engines, or two routes, can be compared on identica
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import Tensor
 from vllm.sampling_params import SamplingParams
-from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor, MoveDirectionality
 from vllm.v1.sample.metadata import SamplingMetadata
 
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+from samebits.into_vllm.batch_rows import BatchRows
 
 FORCED = "samebits_forced"
 
 
-class ForcedTokens(LogitsProcessor):
+class ForcedTokens(BatchRows[tuple[list[int], list[int]]]):
     """Row of the batch -> the tokens that its request must produce, and those it has produced so far."""
-
-    def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
-        rows = vllm_config.scheduler_config.max_num_seqs
-        self.rows: list[tuple[list[int], list[int]] | None] = [None] * rows
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
@@ -38,22 +31,8 @@ class ForcedTokens(LogitsProcessor):
                 f"sampling: max_tokens is {sampling_params.max_tokens}, but {len(wanted)} recorded tokens are forced"
             )
 
-    def is_argmax_invariant(self) -> bool:
-        return True
-
-    def apply(self, logits: Tensor) -> Tensor:
-        return logits
-
-    def update_state(self, batch_update: BatchUpdate | None) -> None:
-        if batch_update is None:
-            return
-        for row in batch_update.removed:
-            self.rows[row] = None
-        for row, params, _, tokens in batch_update.added:
-            self.rows[row] = ((params.extra_args or {}).get(FORCED, []), tokens)
-        for source, target, direction in batch_update.moved:
-            kept = self.rows[target] if direction == MoveDirectionality.SWAP else None
-            self.rows[source], self.rows[target] = kept, self.rows[source]
+    def keep(self, params: SamplingParams, tokens: list[int]) -> tuple[list[int], list[int]]:
+        return (params.extra_args or {}).get(FORCED, []), tokens
 
     def put_into(self, drawn: Tensor) -> Tensor:
         """Drawn tokens [rows] with the recorded ones in place of those of requests that are forced."""

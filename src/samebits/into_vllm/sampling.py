@@ -1,8 +1,7 @@
 """Choosing tokens and scoring them, on the same fp32 logits, with draws that depend on nothing but a key.
 
 The key of a draw is (seed of the request, position of the token in the response). vLLM moves requests between
-rows, preempts and resumes them; `SampleKeys` follows through its logits-processor interface, whose batch
-updates carry every request's parameters and the live list of its output tokens.
+rows, preempts and resumes them; `SampleKeys` follows through its logits-processor interface.
 
 Top-k, top-p and min-p act on the contract's own order; what they keep is remembered by request and position, for
 the engine to take once its requests are finished.
@@ -17,10 +16,11 @@ import torch
 from torch import Tensor
 from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
-from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor, MoveDirectionality
+from vllm.v1.sample.logits_processor.interface import BatchUpdate
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
+from samebits.into_vllm.batch_rows import BatchRows
 from samebits.into_vllm.calls import Calls
 from samebits.into_vllm.forced import forced_tokens
 from samebits.into_vllm.places import NotCovered
@@ -72,11 +72,11 @@ class _Columns:
         return cls(_moved([row.seed for row in rows], device), limits, bool(limits.any().any()))
 
 
-class SampleKeys(LogitsProcessor):
+class SampleKeys(BatchRows[_Row]):
     """Row of the batch -> key and limits of its request, and the tokens it has produced so far."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
-        self.rows: list[_Row | None] = [None] * vllm_config.scheduler_config.max_num_seqs
+        super().__init__(vllm_config, device, is_pin_memory)
         self._device = device
         self._columns: _Columns | None = None
 
@@ -92,23 +92,13 @@ class SampleKeys(LogitsProcessor):
             if getattr(sampling_params, name) != getattr(neutral, name):
                 raise ValueError(f"sampling: {name} = {getattr(sampling_params, name)!r} is not covered{reason}")
 
-    def is_argmax_invariant(self) -> bool:
-        return True
-
-    def apply(self, logits: Tensor) -> Tensor:
-        return logits
+    def keep(self, params: SamplingParams, tokens: list[int]) -> _Row:
+        return _Row.of(params, tokens)
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        if batch_update is None:
-            return
-        self._columns = None
-        for row in batch_update.removed:
-            self.rows[row] = None
-        for row, params, _, tokens in batch_update.added:
-            self.rows[row] = _Row.of(params, tokens)
-        for source, target, direction in batch_update.moved:
-            swapped = self.rows[target] if direction == MoveDirectionality.SWAP else None
-            self.rows[source], self.rows[target] = swapped, self.rows[source]
+        super().update_state(batch_update)
+        if batch_update is not None:
+            self._columns = None
 
     def live(self, rows: int) -> list[_Row]:
         """The first `rows` rows. Raises RuntimeError for a row without a request."""

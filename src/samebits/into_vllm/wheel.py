@@ -1,6 +1,8 @@
 """What a vLLM wheel holds of the symbols that we use, read from its sources: nothing is installed or imported.
 
-python -m samebits.into_vllm.wheel vllm-0.25.0-*.whl      # one JSON object per wheel; exit code 1 on a lack
+python -m samebits.into_vllm.wheel vllm-0.25.0-*.whl      # one JSON object per wheel
+
+Exit code 1 where parser, server or engine arguments are in none of the places that `arguments` knows.
 """
 
 from __future__ import annotations

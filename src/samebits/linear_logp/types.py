@@ -162,8 +162,7 @@ class LinearLogpRequest:
 
     def __post_init__(self) -> None:
         _tensor("LinearLogpRequest.target_ids", self.target_ids)
-        if self.target_ids.dtype != torch.int64:
-            raise TypeError(f"LinearLogpRequest.target_ids must be int64, got {self.target_ids.dtype}")
+        _int64("LinearLogpRequest.target_ids", self.target_ids)
         if self.target_ids.ndim != 1:
             raise ValueError(f"LinearLogpRequest.target_ids must be [T], got {list(self.target_ids.shape)}")
         self._check_sources()
@@ -206,8 +205,7 @@ class LinearLogpRequest:
                 raise TypeError(f"LinearLogpRequest.active must be bool, got {self.active.dtype}")
         if self.row_keys is not None:
             _vector("LinearLogpRequest.row_keys", self.row_keys, self.rows, device)
-            if self.row_keys.dtype != torch.int64:
-                raise TypeError(f"LinearLogpRequest.row_keys must be int64, got {self.row_keys.dtype}")
+            _int64("LinearLogpRequest.row_keys", self.row_keys)
             keys = (self.row_keys if self.active is None else self.row_keys[self.active]).sort().values
             if bool((keys[1:] == keys[:-1]).any()):
                 raise ValueError("LinearLogpRequest.row_keys: two active rows have one key; a key names one row")

@@ -155,11 +155,7 @@ class RecordedRun:
         return replace(answered, located=replace(located, in_the_run=text))
 
     def _engine(self, key: str) -> int:
-        return next(
-            event.engine
-            for event in self.events
-            if isinstance(event, Sampled) and f"{event.step}/{event.prompt}/{event.sample}" == key
-        )
+        return next(event.engine for event in self.events if isinstance(event, Sampled) and event.key == key)
 
     def _sequence(self, sample: StepSample) -> TracedSequence:
         return TracedSequence(

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from samebits.evidence.store import json_bytes, write_whole
+
 SCHEMA = "samebits.matrix/1"
 RECORD, TABLE = "matrix.json", "matrix.md"
 HOW = {
@@ -20,9 +22,7 @@ HOW = {
 def write_json(path: Path, record: Mapping[str, Any]) -> None:
     """Writes one JSON file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(record, allow_nan=False, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, json_bytes(record))
 
 
 def read_finished(path: Path, key: str) -> dict[str, Any] | None:

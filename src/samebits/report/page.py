@@ -8,20 +8,20 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from samebits.contract import BEHAVIOURS
+from samebits.contract.routes import MODULES
 from samebits.evidence.speed import Speed, speed
-from samebits.evidence.store import LOCATE, MANIFEST, REPORT, ROUTES, TIMELINE, write_whole
+from samebits.evidence.store import LOCATE, LOCATED, MANIFEST, REPORT, ROUTES, TIMELINE, write_whole
 from samebits.evidence.verdict import Verdict
 from samebits.evidence.verify import Verification, check_timeline, verify
 from samebits.report.charts import bar_chart, line_chart, lines_chart, number, stacked_chart
 from samebits.report.located import located_section
-from samebits.report.parts import card, document, legend, table
+from samebits.report.parts import KINDS, card, document, legend, table
 from samebits.report.series import PHASES, Series, collect, trailing_median
 from samebits.report.topology import topology
 from samebits.report.worst import WorstToken, worst_tokens
 from samebits.timeline.events import parse_json
 from samebits.timeline.ledger import read
-
-BEHAVIOURS = ("dependency", "partition", "merge", "precision", "rounding", "primitives", "specials")
 
 
 def write_report(run: Path, found: Verification | None = None) -> Path:
@@ -36,7 +36,7 @@ def write_report(run: Path, found: Verification | None = None) -> Path:
     manifest = read_object(run / MANIFEST)
     routes = [read_object(path) for path in sorted((run / ROUTES).glob("*.json"))]
     page = run / REPORT
-    located = read_object(run / LOCATE / "located.json")
+    located = read_object(run / LOCATE / LOCATED)
     # Sidecars are shown only after `verify` has read them all.
     worst = [] if found.problems else worst_tokens(run, found.totals["steps"], manifest)
     name = run.resolve().name
@@ -84,20 +84,19 @@ def render(
 def _verdict(found: Verification) -> str:
     totals = found.totals
     tokens, wrong = number(totals.get("compared_tokens", 0)), number(totals.get("mismatch_count", 0))
-    title, kind, text = {
-        Verdict.SAME: ("Same bits", "same", f"All {tokens} compared log-probabilities are the same 32 bits."),
+    title, text = {
+        Verdict.SAME: ("Same bits", f"All {tokens} compared log-probabilities are the same 32 bits."),
         Verdict.DIFFERENT: (
             "Different",
-            "different",
             f"{wrong} of {tokens} compared log-probabilities differ, in "
             f"{totals.get('steps_with_mismatch')} of {totals.get('steps')} steps. "
             f"The worst: {totals.get('worst')} (step/prompt/sample@token).",
         ),
-        Verdict.CANNOT_TELL: ("Cannot tell", "unsure", "; ".join(found.problems)),
+        Verdict.CANNOT_TELL: ("Cannot tell", "; ".join(found.problems)),
     }[found.verdict]
     lines = [text, f"Sampling: {found.sampling}."] if found.sampling else [text]
     body = "".join(f"<p>{escape(line)}</p>" for line in lines)
-    return f'<section class="verdict {kind}"><strong>{title}</strong>{body}</section>'
+    return f'<section class="verdict {KINDS[found.verdict]}"><strong>{title}</strong>{body}</section>'
 
 
 def _tiles(totals: Mapping[str, Any], warm: Speed | None) -> str:
@@ -221,13 +220,13 @@ def _routes(routes: Sequence[Mapping[str, Any]]) -> str:
         process = f"{process.strip()} rank {record.get('rank', '?')}"
         modules = record.get("modules")
         modules = modules if isinstance(modules, dict) else {}
-        groups = [_group(modules, group) for group in ("attention", "ffn", "logp")]
+        groups = [_group(modules, group) for group in MODULES]
         counters = record.get("counters")
         calls = sum(counters.values()) if isinstance(counters, dict) else 0
         contract = f"<code>{escape(str(record.get('contract', ''))[:12])}</code>"
         rows.append([escape(process), *groups, number(calls), contract])
         details += [_module_row(process, name, module) for name, module in sorted(modules.items())]
-    head = ("process", "attention", "ffn", "logp", "kernel calls", "contract")
+    head = ("process", *MODULES, "kernel calls", "contract")
     every = table(("process", "module", "group", "route", "computed by", "calls"), details, (5,))
     return f"<h2>Routes</h2>{table(head, rows, (4,))}<details><summary>Every module</summary>{every}</details>"
 
@@ -264,10 +263,10 @@ def _contract(manifest: Mapping[str, Any]) -> str:
     boundaries = content.get("boundaries")
     rows = [
         [f"<b>{escape(name)}@{escape(str(data.get('version')))}</b>"]
-        + [escape(str(data.get(behaviour, ""))) for behaviour in BEHAVIOURS]
+        + [escape(str(data.get(name, ""))) for name in (*BEHAVIOURS, "specials")]
         for name, data in (boundaries if isinstance(boundaries, dict) else {}).items()
     ]
-    columns = ("boundary", *BEHAVIOURS[:-1], "special values")
+    columns = ("boundary", *BEHAVIOURS, "special values")
     return (
         f"<h2>Contract</h2><p><code>{escape(str(contract.get('digest')))}</code><br>{escape(text)}</p>"
         f"<details><summary>Its boundaries</summary>{table(columns, rows)}</details>"

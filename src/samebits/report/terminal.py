@@ -18,7 +18,7 @@ from samebits.report.charts import number
 from samebits.report.compare import HEADS, Compared, load, speed_note, summary_row
 
 _BARS = "▁▂▃▄▅▆▇█"
-_COLOURS = {Verdict.SAME: "green", Verdict.DIFFERENT: "red", Verdict.CANNOT_TELL: "yellow"}
+COLOURS = {Verdict.SAME: "green", Verdict.DIFFERENT: "red", Verdict.CANNOT_TELL: "yellow"}
 _LINES = (
     "mismatch_count",
     "max_abs_diff",
@@ -48,7 +48,7 @@ def print_report(paths: Sequence[Path], console: Console) -> None:
 
 
 def _print_run(run: Compared, console: Console) -> None:
-    colour = _COLOURS[run.found.verdict]
+    colour = COLOURS[run.found.verdict]
     console.print(f"[{colour} bold]{run.found.verdict.value}[/]  {run.name}  case {run.found.totals.get('case', '?')}")
     for problem in run.found.problems:
         console.print(f"  {problem}", markup=False, soft_wrap=True)
@@ -74,7 +74,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 def _ablation(folder: Path, console: Console) -> None:
     found = verify_ablation(folder)
-    console.print(f"[{_COLOURS[found.verdict]} bold]{found.verdict.value}[/]  ablation {folder.resolve().name}")
+    console.print(f"[{COLOURS[found.verdict]} bold]{found.verdict.value}[/]  ablation {folder.resolve().name}")
     for problem in found.problems:
         console.print(f"  {problem}", markup=False, soft_wrap=True)
     print_views(found.table.get("views", {}), console)

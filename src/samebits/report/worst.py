@@ -31,9 +31,8 @@ class WorstToken:
 
     @property
     def difference(self) -> float:
-        """Of the two values, infinite where one of them is not a number."""
-        size = abs(self.rollout - self.trainer)
-        return size if size == size else math.inf
+        """Of the two values, as `_distance` takes it."""
+        return _distance(self.rollout, self.trainer)
 
 
 def worst_tokens(run: Path, steps: int, manifest: Mapping[str, Any], count: int = 10) -> list[WorstToken]:
@@ -62,8 +61,13 @@ def _mismatches(run: Path, steps: int) -> Iterator[tuple[float, StepSample, int]
         for sample in read_step(run / sidecar_name(step)):
             for at, (left, right) in enumerate(zip(sample.rollout_bits, sample.trainer_bits, strict=True)):
                 if left != right:
-                    size = abs(as_float(left) - as_float(right))
-                    yield (size if size == size else math.inf), sample, at
+                    yield _distance(as_float(left), as_float(right)), sample, at
+
+
+def _distance(left: float, right: float) -> float:
+    """Infinite where one of the two, or their difference, is not a number."""
+    size = abs(left - right)
+    return math.inf if math.isnan(size) else size
 
 
 def tokenizer_of(manifest: Mapping[str, Any]) -> Decode | None:
