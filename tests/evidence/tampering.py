@@ -24,6 +24,10 @@ def edit_json(path: Path, change: Callable[[dict], object]) -> None:
     path.write_text(json.dumps(record))
 
 
+def edit_config(run: Path, **settings: object) -> None:
+    edit_json(run / "manifest.json", lambda m: m["config"].update(settings))
+
+
 def edit_lines(run: Path, change: Callable[[list[dict]], object]) -> None:
     path = run / "timeline.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tampering import STEP, edit_json, edit_lines, find, flip, reseal, tensor_at
+from tampering import STEP, edit_config, edit_json, edit_lines, find, flip, reseal, tensor_at
 
 import samebits
 from samebits.evidence.store import RunDirectory
@@ -172,6 +172,71 @@ SIGNED = {
     "steps relabelled": (
         lambda run: edit_json(run / "manifest.json", lambda m: m["config"].update(num_rollout=3)),
         "config.num_rollout is 3",
+    ),
+    "half a case": (
+        lambda run: (
+            edit_config(run, case="R/R/R"),
+            edit_lines(run, lambda lines: lines[0].update(case=dict.fromkeys(lines[0]["case"], "R/R/R"))),
+        ),
+        "the cases are",
+    ),
+    "layout relabelled": (lambda run: edit_config(run, train_tp=2), "make 2 trainer ranks, the timeline says 1"),
+    "segments relabelled": (lambda run: edit_config(run, max_tp=4), "the settings make 4 K segments, the contract 1"),
+    "temperature relabelled": (
+        lambda run: edit_config(run, temperature=0.5),
+        "config.temperature is 0.5, the contract says 1.0",
+    ),
+    "device relabelled": (lambda run: edit_config(run, device="cuda"), "ran on cpu, config.device is 'cuda'"),
+    "groups relabelled": (lambda run: edit_config(run, samples_per_prompt=2), "but 1/0/2 begins no group"),
+    "length relabelled": (lambda run: edit_config(run, max_response_length=2), "the response of 1/0/1 is longer"),
+    "evaluations relabelled": (
+        lambda run: edit_config(run, eval_interval=1, eval_data="x", eval_prompts=4),
+        "evaluations are due after steps [0, 1, 2]",
+    ),
+    "replay relabelled": (lambda run: edit_config(run, replay_tokens="x"), "config.replay_tokens and the run"),
+    "provider relabelled": (
+        lambda run: (
+            edit_config(run, linear_logp_provider="a.b"),
+            edit_json(
+                next((run / "routes").glob("*trainer*")), lambda r: r.update(linear_logp={"provider": "samebits.x"})
+            ),
+        ),
+        "linear_logp.provider is 'samebits.x', declared is 'a.b'",
+    ),
+    "other weights at the end": (
+        lambda run: edit_json(next((run / "routes").glob("*rollout*")), lambda r: r.update(weights=[1, "w1"])),
+        "holds weights [1, 'w1'], published last were [2, 'w2']",
+    ),
+    "tokens trained on": (
+        lambda run: edit_lines(run, lambda lines: find(lines, "trained").update(tokens=-3)),
+        "trained on -3 tokens",
+    ),
+    "negative time": (
+        lambda run: edit_lines(run, lambda lines: find(lines, "published").update(seconds=-1.0)),
+        "negative time",
+    ),
+    "impossible accuracy": (
+        lambda run: edit_lines(run, lambda lines: find(lines, "evaluated").update(accuracy=7.0)),
+        "accuracy 7.0 of 4 samples",
+    ),
+    "metrics missing": (
+        lambda run: edit_lines(run, lambda lines: find(lines, "measured").update(metrics={})),
+        "the timeline claims None",
+    ),
+    "numbers without a sum": (
+        lambda run: edit_lines(run, lambda lines: [x.update(reward=1.7e308) for x in lines if x["kind"] == "sampled"]),
+        "reward or advantage",
+    ),
+    "a number beyond float64": (
+        lambda run: edit_lines(run, lambda lines: find(lines, "sampled").update(reward=10**400)),
+        "sampled.reward: want",
+    ),
+    "more ranks than anybody has": (
+        lambda run: (
+            edit_config(run, train_dp=10**12),
+            edit_lines(run, lambda lines: lines[0].update(trainer_ranks=10**12)),
+        ),
+        "processes are said to have run",
     ),
     "route missing": (
         lambda run: next((run / "routes").glob("*rollout*")).unlink(),

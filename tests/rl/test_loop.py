@@ -155,7 +155,7 @@ class Bench:
     record: Recorder | None = None
 
     def run(self) -> None:
-        small = {"num_rollout": 3, "samples_per_prompt": 4, "global_batch_size": 8, "eval_prompts": 5}
+        small = {"num_rollout": 3, "samples_per_prompt": 4, "global_batch_size": 8, "eval_prompts": 5, "max_tp": 2}
         config = RunConfig(run_dir=str(self.path / "run"), **{**small, "eval_interval": 2, **self.settings})
         self.record = Recorder(RunDirectory.create(self.path / "run"))
         job = Job(

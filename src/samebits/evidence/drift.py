@@ -88,12 +88,12 @@ _OPERATORS: dict[str, Callable[[Iterable[float]], float]] = {"ratio_min": min, "
 
 def merged(parts: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, float]:
     """The metrics over several steps or ranks from those of each with its tokens: means weighted by tokens, extremes by
-    min and max. Percentiles do not follow from percentiles, so they are left out."""
+    min and max. Percentiles do not follow from percentiles, so they are left out; so is what one of the parts lacks."""
     filled = [(tokens, metrics) for tokens, metrics in parts if tokens > 0]
     total = sum(tokens for tokens, _ in filled)
     found = {}
     for name in filled[0][1] if filled else ():
-        if name.startswith("logp_abs_diff_"):
+        if name.startswith("logp_abs_diff_") or any(name not in metrics for _, metrics in filled):
             continue
         if name in _OPERATORS:
             found[name] = _OPERATORS[name](metrics[name] for _, metrics in filled)

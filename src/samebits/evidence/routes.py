@@ -18,6 +18,8 @@ from samebits.contract import digest_of
 
 POSITION = {"trainer": 0, "rollout": 1}
 OURS = "samebits."
+# More than any run has, and few enough to be looked for one by one.
+MAX_PROCESSES = 1 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 # Which kernels show that a boundary was computed by samebits. A counter may say more after a dot: linear.sm90.
 WITNESSES = {
@@ -61,6 +63,8 @@ def check_routes(
 
     Wanted are one record of each of `ranks` trainer ranks and of each of `workers` workers of `engines` engines.
     """
+    if ranks + engines * workers > MAX_PROCESSES:
+        return [f"{ranks + engines * workers} processes are said to have run, more than the {MAX_PROCESSES} looked for"]
     wanted = [f"trainer-{rank}" for rank in range(ranks)]
     wanted += [f"rollout-{engine}-{rank}" for engine in range(engines) for rank in range(workers)]
     seen: set[str] = set()

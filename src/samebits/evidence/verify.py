@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from samebits.contract import digest_of
-from samebits.contract.routes import MODULES
 from samebits.evidence.compare import compare
+from samebits.evidence.declared import check_declared, check_processes
 from samebits.evidence.drift import agrees, drift
-from samebits.evidence.routes import check_routes, process_name
+from samebits.evidence.routes import check_routes
 from samebits.evidence.sidecar import StepSample, read_step, sidecar_name
 from samebits.evidence.store import (
     MANIFEST,
@@ -77,7 +76,7 @@ def verify(run: Path) -> Verification:
         problems = [timeline.problem] if timeline.problem else check(events)
         if problems:
             raise _Fault(f"{TIMELINE} {problems[0]}")
-        _check_declared(manifest, events)
+        check_declared(manifest, events)
         _check_unchanged(manifest)
         clip, limits = _clip_ratio(manifest), Limits.of(manifest["config"])
         for step in _steps(run, events):
@@ -92,10 +91,19 @@ def verify(run: Path) -> Verification:
         for key in sorted(wanted.keys() | summary.keys()):
             if wanted.get(key) != summary.get(key):
                 raise _Fault(f"{SUMMARY}: {key} is {summary.get(key)!r}, the records give {wanted.get(key)!r}")
-    except (ValueError, OSError) as fault:
-        totals = summarise(events) if events else {}
-        return Verification(verdict=Verdict.CANNOT_TELL, problems=(str(fault),), totals=totals)
+    except (ValueError, OSError, ArithmeticError) as fault:
+        return Verification(verdict=Verdict.CANNOT_TELL, problems=(str(fault),), totals=_readable(events))
     return _conclude(wanted, limits.describe())
+
+
+def _readable(events: tuple[Event, ...]) -> dict[str, Any]:
+    """What lines that nothing vouches for add up to; nothing where there are none, or their numbers have no sum."""
+    try:
+        totals = summarise(events) if events else {}
+        json.dumps(totals, allow_nan=False)
+    except (ValueError, ArithmeticError):
+        return {}
+    return totals
 
 
 def check_timeline(run: Path) -> None:
@@ -182,28 +190,6 @@ def _file_entry(entry: object) -> tuple[str, int, str]:
     if not name or pure.is_absolute() or ".." in pure.parts or pure.as_posix() != name or "\0" in name:
         raise _Fault(f"{MANIFEST}: path {name!r} leaves the run directory or is not plain")
     return name, size, digest
-
-
-def _check_declared(manifest: Mapping[str, Any], events: tuple[Event, ...]) -> None:
-    started = _started(events)
-    contract = manifest.get("contract")
-    if not isinstance(contract, dict) or digest_of(contract.get("content")) != contract.get("digest"):
-        raise _Fault(f"{MANIFEST}: the contract's content does not have the contract's digest")
-    if contract["digest"] != started.contract:
-        raise _Fault("the timeline was run under another contract than the manifest's")
-    config = manifest.get("config")
-    if not isinstance(config, dict):
-        raise _Fault(f"{MANIFEST}: config is missing")
-    cases = {m: config.get(f"{m}_case") or config.get("case") for m in MODULES}
-    if cases != started.case:
-        raise _Fault(f"the timeline ran case {started.case}, the manifest declares {cases}")
-    for key, value in (
-        ("num_rollout", started.steps),
-        ("global_batch_size", started.samples_per_step),
-        ("rollout_engines", started.rollout_engines),
-    ):
-        if config.get(key) != value:
-            raise _Fault(f"{MANIFEST}: config.{key} is {config.get(key)!r}, the timeline says {value}")
 
 
 def _check_unchanged(manifest: Mapping[str, Any]) -> None:
@@ -302,12 +288,7 @@ def _check_route_files(run: Path, manifest: Mapping[str, Any], events: tuple[Eve
     )
     if problems:
         raise _Fault(problems[0])
-    wanted = ("compiled",) if manifest["config"].get("native_compile") else ("eager", "captured")
-    for record in records:
-        if record["role"] == "rollout" and record.get("mode") not in wanted:
-            raise _Fault(
-                f"route record of {process_name(record)}: ran {record.get('mode')}, declared is {' or '.join(wanted)}"
-            )
+    check_processes(manifest, records, events)
 
 
 def describe(verification: Verification) -> str:

@@ -16,7 +16,7 @@ from samebits.evidence.store import MANIFEST_SCHEMA, RunDirectory
 from samebits.timeline.events import SCHEMA, Evaluated, RunStarted, Timed, Trained
 from samebits.timeline.types import Rollout, SampleKey, Support, WeightVersion
 
-CONTRACT = run_contract((), segments=1)
+CONTRACT = run_contract((), segments=1, model={"temperature": 1.0})
 PROMPTS, SAMPLES = 2, 3
 CLIP = 0.2
 _WATCHED: dict[str, Any] = {
@@ -166,6 +166,7 @@ def _manifest(case: str, steps: int, top_k: int) -> dict[str, Any]:
             "global_batch_size": PROMPTS * SAMPLES,
             "rollout_engines": 1,
             "rollout_tp": 1,
+            "temperature": 1.0,
             "top_k": top_k,
         },
         "contract": {"digest": CONTRACT.digest(), "content": CONTRACT.as_data()},

@@ -180,15 +180,22 @@ def from_line(line: str) -> tuple[int, float, Event]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Strict JSON: no NaN or Infinity, no duplicate keys. Raises ValueError."""
+    """Strict JSON: no NaN or Infinity, no number beyond float64, no duplicate keys. Raises ValueError."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique)
+        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)
     except RecursionError as error:
         raise ValueError("JSON is nested too deeply") from error
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if abs(value) == float("inf"):
+        raise ValueError(f"{text} is beyond float64")
+    return value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -206,9 +213,9 @@ def _matches(value: object, hint: Any) -> bool:
             isinstance(k, key_type) and _matches(v, value_type) for k, v in value.items()
         )
     if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 1 << 63
     if hint is float:
-        return isinstance(value, float | int) and not isinstance(value, bool) and abs(value) < float("inf")
+        return _matches(value, int) or (isinstance(value, float) and abs(value) < float("inf"))
     if hint is str:
         return isinstance(value, str)
     return any(value is None if option is NoneType else _matches(value, option) for option in get_args(hint))

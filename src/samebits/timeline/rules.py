@@ -105,6 +105,10 @@ class _State:
             return f"{event.engines} of {self.started.rollout_engines} rollout engines acknowledged"
         if event.parameters < 1:
             return "no parameter was published"
+        if self.live is not None and event.parameters != self.live.parameters:
+            return f"{event.parameters} parameters were published, before that {self.live.parameters}"
+        if event.seconds < 0:
+            return "it took negative time"
         self.live = event
         self.expect = (Timed,) if self.step else (Evaluated, *self._next_step())
         return None
@@ -142,6 +146,12 @@ class _State:
 
     def _train(self, event: Trained) -> str | None:
         self.expect = (Compared,)
+        if event.tokens != self.response_tokens:
+            return f"trained on {event.tokens} tokens, {self.response_tokens} response tokens sampled"
+        if event.grad_norm < 0 or not 0 <= event.clip_fraction <= 1:
+            return f"grad_norm is {event.grad_norm} and clip_fraction {event.clip_fraction}: no such values exist"
+        if any(seconds < 0 for seconds in event.seconds.values()):
+            return "a phase took negative time"
         return self._same_step(event.step, event.version)
 
     def _compare(self, event: Compared) -> str | None:
@@ -179,6 +189,8 @@ class _State:
     def _evaluate(self, event: Evaluated) -> str | None:
         assert self.live is not None
         self.expect = self._next_step()
+        if event.samples < 1 or not 0 <= event.accuracy <= 1 or event.seconds < 0:
+            return f"accuracy {event.accuracy} of {event.samples} samples in {event.seconds} s: no such values exist"
         if (event.step, event.version) != (self.step, self.live.version):
             return f"after step {event.step} with version {event.version}, want {self.step} and {self.live.version}"
         return None
