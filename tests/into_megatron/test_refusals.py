@@ -29,6 +29,7 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "architecture": ({"architectures": ["MixtralForCausalLM"]}, "architecture .* is not served; served: Qwen3"),
     "no-rope": ({"rope_theta": None}, "rotary: rope_theta is missing"),
     "gqa": ({"num_key_value_heads": 3}, "attention: 4 query heads do not divide by 3"),
+    "epsilon": ({"rms_norm_eps": None}, "rms_norm_eps must be a positive number, got None"),
     "size": ({"hidden_size": "wide"}, "hidden_size must be a positive integer, got 'wide'"),
 }
 
@@ -79,6 +80,7 @@ def test_rope_base_is_read_from_either_place(tmp_path: Path) -> None:
         ({"pp": 2, "vpp": 2, "dp": 4}, 1, r"pp \* vpp chunks \(2\) does not divide by 4; .* pp 2, vpp 1, dp 4"),
         ({"vpp": 2}, 1, "virtual stages interleave .*: vpp > 1 needs pp > 1; .* vpp 1"),
         ({"cp": 6}, 1, "cp 6 is not a power of two.* cp 4, "),
+        ({"tp": 2, "dp": 1 << 20, "vpp": 2}, 2, "vpp > 1 needs pp > 1; .* tp 2, cp 1, pp 1, vpp 1, dp 1048576"),
         ({"sequence_parallel": True}, 2, "sequence parallelism .* needs tp > 1; .* dp 1$"),
     ],
 )

@@ -82,7 +82,8 @@ def test_a_name_registered_twice_is_refused(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    "path", ["nowhere", "not_installed_at_all.provider", "samebits.linear_logp.provider.providr", "samebits.nope.x"]
+    "path",
+    ["nowhere", "not_installed_at_all.provider", "samebits.linear_logp.provider.providr", "samebits.nope.x", ".."],
 )
 def test_what_is_not_there_is_unavailable(path: str) -> None:
     with pytest.raises(LinearLogpProviderUnavailable) as caught:

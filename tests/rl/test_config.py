@@ -22,7 +22,7 @@ def test_flags_override_the_file_and_the_file_the_defaults(tmp_path: Path) -> No
 
 
 @given(
-    text=st.text(alphabet=string.printable + "é\u2028\x7f", max_size=20),
+    text=st.text(alphabet=string.printable + "é\u2028\x7f", min_size=1, max_size=20),
     lr=st.floats(min_value=1e-300, max_value=1e300),
     seed=st.integers(0, 2**63 - 1),
 )
@@ -49,6 +49,9 @@ def test_the_printed_configuration_reads_back(tmp_path_factory, text: str, lr: f
         ({"lr": float("nan")}, "lr: .*"),
         ({"lr": float("inf")}, "lr: .*finite"),
         ({"temperature": 0.0}, "temperature must be positive, got 0.0: a greedy token is certain"),
+        ({"temperature": 1e-45}, "temperature 1e-45 is below 0.01"),
+        ({"run_dir": ""}, "run_dir: .* at least 1 character"),
+        ({"replay_tokens": ""}, "replay_tokens: .* at least 1 character"),
         ({"temperature": -1.0}, "temperature must be positive, got -1.0"),
         ({"top_p": 0.0}, "top_p: .* greater than 0, got 0.0"),
         ({"top_p": 1.1}, "top_p: .* less than or equal to 1, got 1.1"),
@@ -78,6 +81,7 @@ def test_a_wrong_setting_is_named(settings: dict[str, Any], message: str) -> Non
     [
         (b"lr = ", "not valid TOML"),
         (b"\xff", "not valid TOML"),
+        (b"top-k = 1\ntop_k = 2\n", "sets top_k twice, with a dash and without"),
         (b"learning_rate = 1\n", "unknown key 'learning_rate'"),
     ],
 )

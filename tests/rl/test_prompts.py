@@ -87,6 +87,11 @@ def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
         PromptSet(path, Letters())
 
 
+def test_half_a_character_is_named(write: Callable[[str], Path]) -> None:
+    with pytest.raises(ValueError, match=r"line 1: .*ud800.* is no text: surrogates not allowed at 2"):
+        PromptSet(write('{"prompt": "a \\ud800", "label": "1"}\n'), Letters())
+
+
 def test_an_empty_or_missing_file_is_named(write: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"problems\.jsonl holds no problems"):
         PromptSet(write(""), Letters())

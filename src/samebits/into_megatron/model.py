@@ -82,7 +82,7 @@ def shape_of(config: dict[str, Any], where: str) -> ModelShape:
         kv_heads=kv_heads,
         head_dim=config.get("head_dim") or sizes["hidden_size"] // heads,
         vocab=sizes["vocab_size"],
-        eps=float(config["rms_norm_eps"]),
+        eps=_positive_number(config, "rms_norm_eps", where),
         rope_base=_rope_base(config, where),
         max_positions=sizes["max_position_embeddings"],
         qk_norm=architecture == "Qwen3ForCausalLM",
@@ -106,6 +106,13 @@ def _positive_int(config: dict[str, Any], key: str, where: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{where}: {key} must be a positive integer, got {value!r}")
     return value
+
+
+def _positive_number(config: dict[str, Any], key: str, where: str) -> float:
+    value = config.get(key)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+        raise ValueError(f"{where}: {key} must be a positive number, got {value!r}")
+    return float(value)
 
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:

@@ -76,10 +76,14 @@ def nearest(layout: TrainLayout, shape: ModelShape, max_tp: int) -> TrainLayout 
 
 
 def _smaller(layout: TrainLayout) -> Iterator[TrainLayout]:
-    sizes = [range(1, max(1, size) + 1) for size in (layout.tp, layout.cp, layout.pp, layout.vpp, layout.dp)]
-    for tp, cp, pp, vpp, dp in itertools.product(*sizes):
+    tps, cps, pps, dps = (_powers_of_two(size) for size in (layout.tp, layout.cp, layout.pp, layout.dp))
+    for tp, cp, pp, vpp, dp in itertools.product(tps, cps, pps, range(1, max(1, layout.vpp) + 1), dps):
         sequence_parallel = layout.sequence_parallel and tp > 1
         yield TrainLayout(tp=tp, sequence_parallel=sequence_parallel, cp=cp, pp=pp, vpp=vpp, dp=dp)
+
+
+def _powers_of_two(largest: int) -> list[int]:
+    return [1 << power for power in range(max(1, largest).bit_length())]
 
 
 def _distance(candidate: TrainLayout, wanted: TrainLayout) -> tuple[float, bool]:

@@ -75,6 +75,8 @@ def load_provider(path: str) -> Provider:
     name inside its own package included.
     """
     module_name, _, attribute = path.rpartition(".")
+    if "" in path.split("."):
+        raise LinearLogpProviderUnavailable(f"provider {path!r} is no dotted path: want package.module.name")
     if not module_name:
         module_name, attribute = _registered(path)
     try:

@@ -28,9 +28,11 @@ class RunConfig(BaseModel):
 
     device: Literal["cpu", "cuda"] = Field("cpu", description="what both sides compute on; both share the cards")
 
-    run_dir: str | None = Field(None, description="where the records go; if unset, the next runs/NNNN")
+    run_dir: str | None = Field(None, min_length=1, description="where the records go; if unset, the next runs/NNNN")
     model: str = Field("preset:arithmetic", description="a Hugging Face directory, or preset:NAME")
-    reference_checkpoint: str | None = Field(None, description="model of the KL term; if unset, the start")
+    reference_checkpoint: str | None = Field(
+        None, min_length=1, description="model of the KL term; if unset, the start"
+    )
     prompt_data: str = Field("preset:arithmetic", description="problems, JSONL with prompt and label")
     eval_data: str | None = Field("preset:arithmetic", description="held-out problems, JSONL; an empty string: none")
 
@@ -66,7 +68,7 @@ class RunConfig(BaseModel):
     )
 
     replay_tokens: str | None = Field(
-        None, description="a run whose recorded tokens are produced again instead of drawn: equal work"
+        None, min_length=1, description="a run whose recorded tokens are produced again instead of drawn: equal work"
     )
 
     train_tp: int = Field(1, ge=1, description="tensor-parallel ranks of the trainer")
@@ -145,6 +147,8 @@ class RunConfig(BaseModel):
                 f"temperature must be positive, got {self.temperature}: a greedy token is certain, its log-probability "
                 "0 whatever the weights, so there is nothing to learn and nothing to compare"
             )
+        if self.temperature < 0.01:
+            raise ValueError(f"temperature {self.temperature} is below 0.01, the lowest that vLLM serves: raise it")
         problem = limits_problem(self.top_k, self.top_p, self.min_p)
         if problem:
             raise ValueError(problem)
@@ -232,7 +236,11 @@ def _read_toml(file: Path) -> dict[str, Any]:
         raise ValueError(f"cannot read the configuration {file}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} is not valid TOML: {error}") from error
-    return {key.replace("-", "_"): value for key, value in settings.items()}
+    named = {key.replace("-", "_"): value for key, value in settings.items()}
+    if len(named) < len(settings):
+        twice = next(key for key in settings if "-" in key and key.replace("-", "_") in settings)
+        raise ValueError(f"{file} sets {twice.replace('-', '_')} twice, with a dash and without: keep one")
+    return named
 
 
 def _nearest(key: str) -> str:

@@ -125,8 +125,9 @@ class Group:
             host, error = hosts[id(failed[0])], failed[0].exception()
             text = f"{type(error).__name__}: {error}"
             return f"{host.name} failed during {doing}: {text} (its log: {host.log})", error
-        late = ", ".join(hosts[id(future)].name for future in pending if not future.done())
-        return f"{late} did not finish {doing} within {timeout:g} s", None
+        late = [hosts[id(future)] for future in pending if not future.done()]
+        names, logs = ", ".join(host.name for host in late), ", ".join(str(host.log) for host in late)
+        return f"{names} did not finish {doing} within {timeout:g} s; what it printed is in {logs}", None
 
     def close(self, timeout: float = 20.0) -> None:
         """Asks every hosted object to close and its process to end, waiting so long for each at most."""

@@ -29,6 +29,7 @@ class PromptSet:
         Raises ValueError that names the file, and the line where there is one: malformed JSON, missing
         keys, wrong types, no problems, or none of at most `max_prompt_length` tokens.
         """
+        self._path = path
         prompts = list(_read(path, tokenizer))
         if not prompts:
             raise ValueError(f"{path} holds no problems; want one JSON object with prompt and label on each line")
@@ -52,7 +53,10 @@ class PromptSet:
         exceeds the file, or `step` is negative.
         """
         if not 1 <= count <= len(self._prompts):
-            raise ValueError(f"a batch of {count} prompts was asked for; want 1 to {len(self._prompts)}, the file's")
+            raise ValueError(
+                f"a batch of {count} prompts was asked for; want 1 to {len(self._prompts)}, the usable ones of "
+                f"{self._path}: add problems, or lower global_batch_size (of an evaluation: eval_prompts)"
+            )
         if step < 0:
             raise ValueError(f"step must not be negative, got {step}")
         epoch, slot = divmod(step, len(self._prompts) // count)
@@ -101,7 +105,16 @@ def _messages(prompt: Any) -> list[dict[str, str]]:
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
         raise ValueError(f"prompt must be a text or a list of messages with role and content, got {prompt!r:.80}")
-    return [{"role": message["role"], "content": message["content"]} for message in messages]
+    return [{"role": _text(message["role"]), "content": _text(message["content"])} for message in messages]
+
+
+def _text(text: str) -> str:
+    """JSON can escape half a character, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{text!r:.80} is no text: {error.reason} at {error.start}") from error
+    return text
 
 
 def _is_message(message: Any) -> bool:
