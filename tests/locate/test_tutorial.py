@@ -34,7 +34,8 @@ def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
         script.chmod(0o755)
     environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "COLUMNS": "200"}
     assert len(steps()) >= 5
-    for commands, code, lines in steps():
+    beyond = ("samebits locate runs/mixed --token 100000", 2, ["response tokens 0 to", "got 100000"])
+    for commands, code, lines in [*steps(), beyond]:
         ran = subprocess.run(
             ["bash", "-c", commands], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
         )

@@ -97,10 +97,9 @@ class RecordedRun:
         for step in steps:
             if not (self._run / sidecar_name(step)).is_file():
                 continue
-            for number, sample in enumerate(self.samples(step)):
-                differs = _first_difference(sample)
-                if differs is not None:
-                    return Target(step=step, number=number, token=differs if token is None else token)
+            for sample in self.samples(step):
+                if _first_difference(sample) is not None:
+                    return self.target(sample.key, token)
         if not steps:
             raise ValueError(f"{self._run}: no step was recorded")
         return self.target(self.samples(steps[0])[0].key, token)
