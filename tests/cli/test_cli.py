@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 
+from samebits.cli.doctor import self_check
 from samebits.cli.main import run as run_callback
+from samebits.cli.main import run_settings
 from samebits.cli.run import next_run_dir
 from samebits.rl.config import RunConfig, load_config
 from samebits.rl.inputs import resolve_inputs
@@ -180,6 +183,17 @@ def test_the_self_check_of_doctor_finds_a_wrong_bit(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(cpu, "forward", wrong)
     assert any("swiglu cpu" in line for line in self_check(8.0)["wrong"])
+
+
+def test_an_ablation_takes_a_zero_and_a_no_for_an_answer() -> None:
+    words = ["--eval-interval", "0", "--kl-coef", "0", "--no-rollout-graphs", "--num-rollout", "3"]
+    assert run_settings(words) == {"eval_interval": 0, "kl_coef": 0.0, "rollout_graphs": False, "num_rollout": 3}
+    with pytest.raises(typer.BadParameter, match="--debug belongs to"):
+        run_settings(["--debug"])
+
+
+def test_no_number_of_seconds_is_no_self_check() -> None:
+    assert self_check(float("nan"))["same"] == 0
 
 
 def test_a_run_without_a_name_gets_the_next_number(tmp_path: Path) -> None:

@@ -135,11 +135,11 @@ def run_settings(words: list[str]) -> dict[str, object]:
     """The settings among command-line words, parsed as `samebits run` parses them; wrong ones end the program."""
     command = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
     context = command.make_context("samebits ablate", list(words))
-    given = {name: value for name, value in context.params.items() if value not in (None, False)}
     for name in RUN_OWN:
-        if name in given:
+        if context.params.get(name) not in (None, False):
             raise typer.BadParameter(f"--{name.replace('_', '-')} belongs to `samebits run`")
-    return given
+    # A 0 or a False is an answer: only what was left out is None.
+    return {name: value for name, value in context.params.items() if name not in RUN_OWN and value is not None}
 
 
 @app.command()
@@ -230,7 +230,7 @@ def report(
 @app.command()
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
-    seconds: Annotated[float, typer.Option(help="For the self-check of bits; 0: none.")] = 10.0,
+    seconds: Annotated[float, typer.Option(min=0, help="For the self-check of bits; 0: none.")] = 10.0,
 ) -> None:
     """What is installed here, what it promises, and whether its bits are right: for a bug report.
 
@@ -264,7 +264,7 @@ def contract_docs(
 
 @bench_app.command("cpu")
 def bench_cpu(
-    threads: Annotated[int, typer.Option(min=0, help="Threads of both sides; 0: all cores.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, max=1024, help="Threads of both sides; 0: all cores.")] = 0,
     seconds: Annotated[float, typer.Option(min=0, help="Time per comparison.")] = 2.0,
     only: Annotated[str, typer.Option("--filter", help="Only what contains this text.")] = "",
     out: Annotated[Optional[Path], typer.Option(help="Write OUT.json and OUT.svg.")] = None,  # noqa: UP045
@@ -278,7 +278,9 @@ def bench_cpu(
 
 
 def _complain(error: Exception) -> int:
-    typer.echo(f"error: {error}", err=True)
+    from samebits.cli.run import reason_of
+
+    typer.echo(f"error: {reason_of(error)}", err=True)
     return 2
 
 

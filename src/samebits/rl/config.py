@@ -104,7 +104,7 @@ class RunConfig(BaseModel):
     kv_cache_gib: float = Field(0.25, gt=0, description="memory of an engine worker for keys and values, in GiB")
     native_compile: bool = Field(False, description="native vLLM, compiled: faster per token, slow to start")
     max_tp: int | None = Field(None, ge=1, description="K segments of row-parallel layers; the larger TP if unset")
-    threads: int = Field(0, ge=0, description="CPU threads of one engine or trainer; 0: all that are free")
+    threads: int = Field(0, ge=0, le=1024, description="CPU threads of one engine or trainer; 0: all that are free")
 
     tensorboard: bool = Field(False, description="write TensorBoard files into RUN_DIR/tracking")
     wandb: Literal["off", "offline", "online"] = Field("off", description="Weights & Biases; its files go there too")
