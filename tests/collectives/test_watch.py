@@ -100,13 +100,14 @@ def test_a_wait_that_ended_names_nobody(tmp_path: Path) -> None:
 @pytest.mark.parametrize("what", ["death", "leaves"])
 def test_a_rank_that_goes_after_the_wait_for_it_is_not_missed(tmp_path: Path, what: str) -> None:
     def program(watch: Watch, rank: int) -> str:
+        if rank != VICTIM:
+            wait_for(watch, VICTIM, lambda _: 7, 0.4)
+        dist.barrier()
         if rank == VICTIM:
-            time.sleep(0.6)
             if what == "death":
                 os.kill(os.getpid(), signal.SIGKILL)
             watch.close()
             return ""
-        wait_for(watch, VICTIM, lambda _: 7, 0.4)
         time.sleep(1.5)
         return wait_for(watch, VICTIM, lambda _: 8, 0.0)
 

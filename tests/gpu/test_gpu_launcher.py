@@ -88,5 +88,7 @@ def test_one_who_watches_launches_sees_them() -> None:
 
 
 def test_too_few_arguments() -> None:
+    with pytest.raises(ValueError, match="takes ADD by name, too"):
+        launcher(shifted)[(1,)](None, None, None, 1, 1, 2.0, BLOCK=64)
     with pytest.raises(ValueError, match="takes 6 arguments by position, got 5"):
         launcher(shifted)[(1,)](None, None, None, 1, 1, scale=2.0, BLOCK=64, ADD=False)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from samebits.matrix.plan import read_matrix
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -38,6 +40,9 @@ def test_what_is_on_record_is_the_same_bits_everywhere() -> None:
     assert all(pair["mismatch_count"] == 0 and pair["compared_tokens"] > 0 for pair in record["pairs"])
     card = json.loads((ROOT / "benchmarks/results/topology_gpu.json").read_text())
     assert card["verdict"] == "same"
+    wanted = read_matrix(ROOT / "recipes/topology-gpu.toml", {}).pairs
+    assert [(pair["trainer"], pair["rollout"]) for pair in card["pairs"]] == list(wanted)
+    assert {layout["processes"] for layout in card["layouts"].values()} == {1, 2, 4, 8}
     assert all(pair["mismatch_count"] == 0 and pair["weights_as_reference"] for pair in card["pairs"])
     reference = json.loads((ROOT / "benchmarks/results/topology_reference.json").read_text())
     assert (reference["verdict"], reference["mismatch_count"]) == ("same", 0)

@@ -60,6 +60,12 @@ def test_a_position_outside_the_table_is_an_error() -> None:
         rotary(randn(2, 1, 4), torch.tensor([0, 8]), cos, sin)
 
 
+def test_positions_are_whole_numbers() -> None:
+    cos, sin = rotary_table(4, 10_000.0, 8)
+    with pytest.raises(ValueError, match="positions must be int32 or int64, got torch"):
+        rotary(randn(2, 1, 4), torch.tensor([0.0, 1.0]), cos, sin)
+
+
 def test_contracted_rotary_would_be_noticed() -> None:
     from samebits.arithmetic import fma
 

@@ -83,6 +83,9 @@ class Launcher:
             raise ValueError(
                 f"launcher: {self._kernel.__name__} takes {self._arguments} arguments by position, got {len(arguments)}"
             )
+        missing = [name for name in self._constants if name not in named]
+        if missing:
+            raise ValueError(f"launcher: {self._kernel.__name__} takes {', '.join(missing)} by name, too")
         constants = tuple(named[name] for name in self._constants)
         compiled = self._kernel[grid](*arguments, **named)
         return compiled.run, compiled.function, compiled.packed_metadata, constants

@@ -92,7 +92,12 @@ class Watch:
         for rank in (r for r in others if said[r] != _LEFT):
             return RankFailed(f"{self._peers.name(rank)} failed before a collective that needs it: {said[rank]}")
         for rank, (_, last) in waits.items():
-            if (self._peers.ended(rank) or rank in said) and last > self._gone.setdefault(rank, time.monotonic()):
+            if not self._peers.ended(rank) and rank not in said:
+                continue
+            if rank not in self._gone:
+                self._view[1 + rank] = 0  # only a wait that goes on says it again
+                self._gone[rank] = time.monotonic()
+            elif last > self._gone[rank]:
                 how = _LEFT if rank in said else "ended"
                 return RankLost(f"{self._peers.name(rank)} {how} before a collective that needs it")
         late = [rank for rank, (first, last) in sorted(waits.items()) if last - first > self._timeout]

@@ -217,9 +217,9 @@ KERNELS = (
     *(
         _entry(
             f"forward-row{'-add' * add}", gluon_rows.norm_row,
-            {"W": 4096, "WIDTH": 4096, "ADD": add, "WARPS": 8 if add else 4} | ({} if add else {"residual": None}),
-            8 if add else 4, "cuda",
+            {"W": 4096, "WIDTH": 4096, "ADD": add, "WARPS": warps} | ({} if add else {"residual": None}), warps, "cuda",
         )
         for add in (False, True)
+        for warps in (launch.forward(4096, shared=True, add=add).warps,)
     ),
 )  # fmt: skip
