@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from samebits.ablate.arms import CASES, Arm, arms_of, case_arms, module_arms, parse_arm
+from samebits.ablate.arms import Arm, arms_of, case_arms, module_arms, parse_arm
 from samebits.ablate.plan import Plan, make_plan, open_folder
+from samebits.contract.routes import CASES
 
 
 def test_every_arm_reads_back_from_its_name() -> None:

@@ -7,9 +7,8 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from samebits.contract.routes import MODULES
+from samebits.contract.routes import CASES, MODULES
 
-CASES = ("P/P", "P/R", "R/P", "R/R")
 _DIGITS = {"P/P": "0", "R/R": "1"}
 
 
@@ -51,7 +50,7 @@ def case_arms(module: str) -> list[Arm]:
     """The four cases of one module while the others stay R/R. Raises ValueError for an unknown module."""
     if module not in MODULES:
         raise ValueError(f"no module {module!r}; known: {', '.join(MODULES)}")
-    return [parse_arm(f"{module}={case}") for case in CASES]
+    return [parse_arm(f"{module}={case}") for case in sorted(CASES)]
 
 
 def parse_arm(text: str) -> Arm:

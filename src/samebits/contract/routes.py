@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Route = Literal["R", "P"]
+# The route of the trainer, then that of the rollout side.
+Case = Literal["R/R", "P/P", "R/P", "P/R"]
+CASES: tuple[Case, ...] = get_args(Case)
 # In model order.
 MODULES = ("attention", "ffn", "logp")
 

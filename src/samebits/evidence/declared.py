@@ -10,11 +10,10 @@ from math import prod
 from typing import Any
 
 from samebits.contract import digest_of
-from samebits.contract.routes import MODULES
+from samebits.contract.routes import CASES, MODULES
 from samebits.evidence.routes import process_name
 from samebits.timeline.events import Evaluated, Event, Published, RunStarted, Sampled
 
-_CASES = ("R/R", "P/P", "R/P", "P/R")
 _LAYOUT = ("train_tp", "train_cp", "train_pp", "train_dp")
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
@@ -33,8 +32,8 @@ def check_declared(manifest: Mapping[str, Any], events: tuple[Event, ...]) -> No
     if not isinstance(config, dict):
         raise ValueError("manifest.json: config is missing")
     cases = {module: config.get(f"{module}_case") or config.get("case") for module in MODULES}
-    if any(case not in _CASES for case in cases.values()):
-        raise ValueError(f"manifest.json: the cases are {cases}, want {', '.join(_CASES)}")
+    if any(case not in CASES for case in cases.values()):
+        raise ValueError(f"manifest.json: the cases are {cases}, want {', '.join(CASES)}")
     if cases != started.case:
         raise ValueError(f"the timeline ran case {started.case}, the manifest declares {cases}")
     if (manifest.get("replayed") is None) != (config.get("replay_tokens") is None):

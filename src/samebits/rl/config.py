@@ -10,10 +10,8 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from samebits.contract.routes import MODULES
+from samebits.contract.routes import MODULES, Case
 from samebits.timeline.types import is_limited, limits_problem
-
-Case = Literal["R/R", "P/P", "R/P", "P/R"]
 
 
 class RunConfig(BaseModel):
