@@ -147,6 +147,8 @@ class RunConfig(BaseModel):
             )
         if self.temperature < 0.01:
             raise ValueError(f"temperature {self.temperature} is below 0.01, the lowest that vLLM serves: raise it")
+        if self.temperature > 2:
+            raise ValueError(f"temperature {self.temperature} is above 2, the highest that vLLM serves: lower it")
         problem = limits_problem(self.top_k, self.top_p, self.min_p)
         if problem:
             raise ValueError(problem)
