@@ -189,7 +189,7 @@ def _check_provider(path: str, may_be_absent: bool) -> None:
 
     try:
         load_provider(path)
-    except Exception as error:  # noqa: BLE001 - it is somebody else's module, which may raise anything
+    except Exception as error:  # somebody else's module may raise anything
         if not (may_be_absent and says_unavailable(error)):
             raise ValueError(
                 f"linear_logp_provider: {type(error).__name__}: {error}; "

@@ -151,9 +151,9 @@ def to_megatron(tensors: HFTensors, shape: ModelShape, rank: int, ranks: int) ->
     Raises ValueError naming every missing or unknown tensor, and the first one of a wrong shape or dtype.
     """
     check_form(tensors, shape)
-    if shape.tied and "lm_head.weight" in tensors:
-        if not torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"]):
-            raise ValueError("lm_head.weight: the model ties it to model.embed_tokens.weight, but their values differ")
+    table = tensors["model.embed_tokens.weight"]
+    if shape.tied and not torch.equal(tensors.get("lm_head.weight", table), table):
+        raise ValueError("lm_head.weight: the model ties it to model.embed_tokens.weight, but their values differ")
     return {
         entry.name: entry.pack([tensors[name] for name in entry.sources], rank, ranks).contiguous()
         for entry in parameter_map(shape)
