@@ -38,8 +38,8 @@ def refused(tmp_path: Path, **settings: Any) -> str:
         ({"linear_logp_provider": "math.absent"}, "module math has no 'absent'; want package.module.name"),
         ({"linear_logp_provider": "math.pi"}, "provider 'math.pi' must be callable, got float"),
         (
-            {"linear_logp_provider": "math.pi", "linear_logp_provider_mode": "auto"},
-            "provider 'math.pi' must be callable, got float",
+            {"linear_logp_provider": "absent", "linear_logp_provider_mode": "auto"},
+            "'absent' is no dotted path",
         ),
         (
             {"linear_logp_provider": "absent", "linear_logp_provider_mode": "audit", "case": "P/P"},

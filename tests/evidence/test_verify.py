@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tampering import STEP, edit_config, edit_json, edit_lines, find, flip, reseal, tensor_at
+from tampering import STEP, edit_config, edit_json, edit_lines, edit_route, find, flip, reseal, sign_step, tensor_at
 
 import samebits
 from samebits.evidence.store import RunDirectory
@@ -102,6 +102,10 @@ def test_tampering_is_caught_by_the_seal(run: Path, name: str) -> None:
     found = verify(run)
     assert found.verdict is Verdict.CANNOT_TELL
     assert message in found.problems[0]
+
+
+def edit_inputs(run: Path, **inputs: str | None) -> None:
+    edit_json(run / "manifest.json", lambda m: (m.update(inputs=inputs), m["after"].update(inputs=inputs)))
 
 
 def move(lines: list[dict]) -> None:
@@ -238,6 +242,94 @@ SIGNED = {
         ),
         "processes are said to have run",
     ),
+    "prompt of one sample": (
+        lambda run: (flip(run / STEP, tensor_at(run / STEP, "token_ids")), sign_step(run)),
+        "the samples of 2/0 have different prompts",
+    ),
+    "id outside the vocabulary": (
+        lambda run: (flip(run / STEP, tensor_at(run / STEP, "token_ids") + 4 * 3 + 1), sign_step(run)),
+        "sample 2/0/0: ids from 5 to 266, the contract's vocabulary has 64",
+    ),
+    "log-probability above 0": (
+        lambda run: (
+            [flip(run / STEP, tensor_at(run / STEP, f"{side}_logp") + 3, 7) for side in ("rollout", "trainer")],
+            sign_step(run),
+        ),
+        "sample 2/0/0: a log-probability is above 0",
+    ),
+    "advantage turned around": (
+        lambda run: (
+            flip(run / STEP, tensor_at(run / STEP, "advantages") + 7, 7),
+            sign_step(run),
+            edit_lines(run, lambda lines: find(lines, "sampled", -6).update(advantage=-1.5)),
+        ),
+        "the samples of 2/0 have rewards 0.0 and 1.0 with advantages that order otherwise",
+    ),
+    "ratio of other numbers": (
+        lambda run: edit_lines(run, lambda lines: find(lines, "trained").update(ratio_mean=0.9)),
+        "no token differs, but the trainer's ratio_mean is 0.9",
+    ),
+    "faster training": (
+        lambda run: edit_lines(run, lambda lines: find(lines, "timed")["seconds"].update(train=0.1)),
+        "train took 0.1 s, a part of it 0.5 s",
+    ),
+    "accuracy of other samples": (
+        lambda run: edit_lines(run, lambda lines: find(lines, "evaluated").update(accuracy=0.6)),
+        "accuracy 0.6 is no share of 4 samples",
+    ),
+    "evaluated at length": (
+        lambda run: (
+            edit_config(run, eval_interval=2, eval_data="x", eval_prompts=4, max_response_length=8),
+            edit_lines(run, lambda lines: find(lines, "evaluated").update(mean_response_length=9.0)),
+        ),
+        "evaluated responses had another length",
+    ),
+    "cut off before its end": (
+        lambda run: (
+            edit_config(run, max_response_length=4),
+            edit_lines(run, lambda lines: find(lines, "sampled", -2).update(finish_reason="length")),
+        ),
+        "2/1/1 is said to end there and does not",
+    ),
+    "KL relabelled": (lambda run: edit_config(run, kl_coef=0.5), "config.kl_coef is 0.5, the loss of step 1"),
+    "another reference read": (
+        lambda run: edit_inputs(run, model="a", reference="b", held_out=None),
+        "config names no reference model, and another than the model was read",
+    ),
+    "evaluation relabelled": (
+        lambda run: edit_inputs(run, model="a", reference="a", held_out="c"),
+        "config.eval_data is None, other inputs were read",
+    ),
+    "packages relabelled": (
+        lambda run: edit_route(run, "trainer", lambda r: r.update(versions={"samebits": "1"})),
+        "ran samebits 1, the manifest says 0",
+    ),
+    "patch that was not there": (
+        lambda run: edit_route(run, "rollout", lambda r: r.update(patches=[{"in_place": False}])),
+        "a patch that it lists was not in place",
+    ),
+    "two builds of the kernels": (
+        lambda run: edit_route(run, "trainer", lambda r: r.update(kernels="cd" * 32)),
+        "computed with other kernels than rollout-0-0",
+    ),
+    "scored by native code": (
+        lambda run: edit_route(
+            run,
+            "trainer",
+            lambda r: (
+                r["modules"]["logp.first"].update(boundary="logprob"),
+                r.update(
+                    counters={"linear": 12, "linear_logp": 4}, linear_logp={"calls": {"provider": 0, "native": 4}}
+                ),
+            ),
+        ),
+        "scored 4 times by native code and 0 times by its provider",
+    ),
+    "sidecar of no step": (
+        lambda run: (run / "steps/step_00009.safetensors").write_bytes(b""),
+        "steps/step_00009.safetensors belongs to no step",
+    ),
+    "traces taken away": (lambda run: edit_config(run, trace_tokens=3), "trace/step_00001.safetensors is missing"),
     "route missing": (
         lambda run: next((run / "routes").glob("*rollout*")).unlink(),
         "no route record of rollout-0-0",

@@ -51,6 +51,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "renamed": {"linear_logp_provider": "job_stand_ins.renamed", "linear_logp_contract": CONTRACT_ID},
     "unavailable strict": {"linear_logp_provider": "job_stand_ins.unavailable"},
     "unavailable auto": {"linear_logp_provider": "job_stand_ins.unavailable", "linear_logp_provider_mode": "auto"},
+    "absent auto": {"linear_logp_provider": "not_installed.provider", "linear_logp_provider_mode": "auto"},
     "absent strict": {"linear_logp_provider": "not_installed.provider"},
     "broken auto": {"linear_logp_provider": "job_stand_ins.broken", "linear_logp_provider_mode": "auto"},
     "detached": {"linear_logp_provider": "job_stand_ins.detached"},
@@ -158,8 +159,9 @@ def test_a_step_stops_before_the_loss(jobs: dict[str, dict[str, Any]], name: str
     assert message in jobs[name]["error"]
 
 
-def test_a_fallback_is_native_and_says_so(jobs: dict[str, dict[str, Any]]) -> None:
-    fallback = jobs["unavailable auto"]
+@pytest.mark.parametrize("name", ["unavailable auto", "absent auto"])
+def test_a_fallback_is_native_and_says_so(jobs: dict[str, dict[str, Any]], name: str) -> None:
+    fallback = jobs[name]
     assert fallback["linear_logp"]["calls"]["provider"] == 0
     assert fallback["module"]["route"] == "P"
     assert fallback["logp"] != jobs["default"]["logp"]

@@ -178,23 +178,20 @@ def _check_trainer(trainer: TrainerConfig) -> None:
             check_form(headers, shape)
         except ValueError as error:
             raise ValueError(f"{model}: its weights are not what its config.json describes: {error}") from error
-    mode = trainer.linear_logp_provider_mode
-    if trainer.linear_logp_provider and (trainer.case.logp == "R" or mode == "audit"):
-        _check_provider(trainer.linear_logp_provider, may_be_absent=mode == "auto")
+    if trainer.linear_logp_provider and (trainer.case.logp == "R" or trainer.linear_logp_provider_mode == "audit"):
+        _check_provider(trainer.linear_logp_provider)
 
 
-def _check_provider(path: str, may_be_absent: bool) -> None:
-    from samebits.linear_logp.errors import says_unavailable
+def _check_provider(path: str) -> None:
     from samebits.linear_logp.select import load_provider
 
     try:
         load_provider(path)
     except Exception as error:  # somebody else's module may raise anything
-        if not (may_be_absent and says_unavailable(error)):
-            raise ValueError(
-                f"linear_logp_provider: {type(error).__name__}: {error}; "
-                "want package.module.name of a callable, or leave it out: samebits has its own"
-            ) from error
+        raise ValueError(
+            f"linear_logp_provider: {type(error).__name__}: {error}; "
+            "want package.module.name of a callable, or leave it out: samebits has its own"
+        ) from error
 
 
 def _logp_contract(contract: RunContract) -> str:

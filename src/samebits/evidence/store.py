@@ -22,7 +22,7 @@ from typing import Any
 MANIFEST, TIMELINE, SUMMARY, SEAL = "manifest.json", "timeline.jsonl", "summary.json", "seal.json"
 REPORT, LOGS, ROUTES, STEPS, LOCATE = "report.html", "logs", "routes", "steps", "locate"
 LOCATED = "located.json"  # in LOCATE
-TRACKING = "tracking"
+TRACES, TRACKING = "trace", "tracking"
 MANIFEST_SCHEMA, SEAL_SCHEMA = "samebits.manifest/2", "samebits.seal/1"
 # Sections of the manifest that are recorded before the run and again under "after".
 WATCHED = ("inputs", "packages", "platform", "source")

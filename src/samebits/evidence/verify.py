@@ -17,9 +17,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from samebits.evidence.compare import compare
-from samebits.evidence.declared import check_declared, check_processes
+from samebits.evidence.declared import check_declared, check_processes, vocabulary
 from samebits.evidence.drift import agrees, drift
 from samebits.evidence.routes import check_routes
+from samebits.evidence.samples import sample_problem
 from samebits.evidence.sidecar import StepSample, read_step, sidecar_name
 from samebits.evidence.store import (
     MANIFEST,
@@ -27,8 +28,10 @@ from samebits.evidence.store import (
     ROUTES,
     SEAL,
     SEAL_SCHEMA,
+    STEPS,
     SUMMARY,
     TIMELINE,
+    TRACES,
     WATCHED,
     sealed_files,
     sha256_file,
@@ -79,12 +82,14 @@ def verify(run: Path) -> Verification:
         check_declared(manifest, events)
         _check_unchanged(manifest)
         clip, limits = _clip_ratio(manifest), Limits.of(manifest["config"])
+        strict = _started(events).case["logp"].endswith("/R")
         for step in _steps(run, events):
             _check_step(step.samples, step.compared, step.lines)
             _check_drift(step, clip)
-            problem = limits.problem(step.samples)
+            problem = limits.problem(step.samples) or sample_problem(step.samples, vocabulary(manifest), strict)
             if problem:
                 raise _Fault(f"{step.compared.sidecar}: {problem}")
+        _check_step_files(run, manifest, events)
         _check_route_files(run, manifest, events)
         summary = load_object(run, SUMMARY)
         wanted = summarise(events)
@@ -274,6 +279,16 @@ def _check_step(samples: list[StepSample], compared: Compared, lines: list[Sampl
             raise _Fault(f"{where}: {name} is {actual!r}, the timeline claims {claimed!r}")
     if compared.worst != (str(found.worst) if found.worst else None):
         raise _Fault(f"{where}: the worst token is {found.worst}, the timeline claims {compared.worst}")
+
+
+def _check_step_files(run: Path, manifest: Mapping[str, Any], events: tuple[Event, ...]) -> None:
+    """One sidecar for each step, one file of traces where they were asked for, and no others."""
+    wanted = {event.sidecar for event in events if isinstance(event, Compared)}
+    if manifest["config"].get("trace_tokens"):
+        wanted |= {name.replace(STEPS, TRACES, 1) for name in wanted}
+    found = {name for name in sealed_files(run) if name.split("/")[0] in (STEPS, TRACES)}
+    for name in sorted(wanted ^ found):
+        raise _Fault(f"{name} is missing" if name in wanted else f"{name} belongs to no step of this run")
 
 
 def _check_route_files(run: Path, manifest: Mapping[str, Any], events: tuple[Event, ...]) -> None:

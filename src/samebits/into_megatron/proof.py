@@ -107,7 +107,8 @@ def route_record(
     """
     held = contract_held(config, rank)
     modules = {name: dict(record) for name, record in calls.modules.items()}
-    if config.case.logp == "R" and scorer.calls["native"]:
+    native = scorer.calls["native"] or not scorer.configured
+    if config.case.logp == "R" and native and "log_probability" in modules:
         modules["log_probability"] |= {"route": "P", "implementation": "native fallback of the provider boundary"}
     return {
         "process": os.getpid(),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from samebits.evidence.record import Recorder
+from samebits.evidence.store import TRACES
 from samebits.rl.protocols import RolloutSide, TrainerSide
 from samebits.timeline.types import GenerateRequest
 from samebits.trace import assemble
 from samebits.trace.files import encode_traces
 
-TRACES = "trace"
 TRACED_SAMPLE = 0  # the first of the step: it also computes its own prompt instead of finding it cached
 
 

@@ -16,7 +16,7 @@ from samebits.evidence.store import MANIFEST_SCHEMA, RunDirectory
 from samebits.timeline.events import SCHEMA, Evaluated, RunStarted, Timed, Trained
 from samebits.timeline.types import Rollout, SampleKey, Support, WeightVersion
 
-CONTRACT = run_contract((), segments=1, model={"temperature": 1.0})
+CONTRACT = run_contract((), segments=1, model={"temperature": 1.0, "vocab_size": 64})
 PROMPTS, SAMPLES = 2, 3
 CLIP = 0.2
 _WATCHED: dict[str, Any] = {

@@ -56,6 +56,7 @@ class _State:
         self.keys: set[str] = set()
         self.next_start = 0
         self.response_tokens = self.finite_tokens = 0
+        self.trained: Trained | None = None
         self.expect: tuple[type[Event], ...] = (RunStarted,)
 
     def take(self, event: Event) -> str | None:
@@ -146,6 +147,7 @@ class _State:
 
     def _train(self, event: Trained) -> str | None:
         self.expect = (Compared,)
+        self.trained = event
         if event.tokens != self.response_tokens:
             return f"trained on {event.tokens} tokens, {self.response_tokens} response tokens sampled"
         if event.grad_norm < 0 or not 0 <= event.clip_fraction <= 1:
@@ -159,6 +161,10 @@ class _State:
         if event.compared_tokens != self.response_tokens:
             return f"{event.compared_tokens} tokens compared, {self.response_tokens} response tokens sampled"
         self.finite_tokens = event.compared_tokens - event.nonfinite_count
+        assert self.trained is not None
+        ratio, clipped = self.trained.ratio_mean, self.trained.clip_fraction
+        if not event.mismatch_count and not event.nonfinite_count and (ratio, clipped) != (1.0, 0.0):
+            return f"no token differs, but the trainer's ratio_mean is {ratio} and its clip_fraction {clipped}"
         return self._same_step(event.step, event.version)
 
     def _measure(self, event: Measured) -> str | None:
@@ -184,6 +190,12 @@ class _State:
             return f"{event.generated_tokens} tokens generated, {generated} sampled"
         if any(seconds < 0 for seconds in event.seconds.values()):
             return "a phase took negative time"
+        assert self.trained is not None
+        assert self.live is not None
+        inside = {"train": max(self.trained.seconds.values(), default=0.0), "publish": self.live.seconds}
+        for phase, seconds in inside.items():
+            if event.seconds.get(phase, seconds) < seconds:
+                return f"{phase} took {event.seconds[phase]} s, a part of it {seconds} s"
         return None
 
     def _evaluate(self, event: Evaluated) -> str | None:
@@ -191,6 +203,8 @@ class _State:
         self.expect = self._next_step()
         if event.samples < 1 or not 0 <= event.accuracy <= 1 or event.seconds < 0:
             return f"accuracy {event.accuracy} of {event.samples} samples in {event.seconds} s: no such values exist"
+        if round(event.accuracy * event.samples) / event.samples != event.accuracy:
+            return f"accuracy {event.accuracy} is no share of {event.samples} samples"
         if (event.step, event.version) != (self.step, self.live.version):
             return f"after step {event.step} with version {event.version}, want {self.step} and {self.live.version}"
         return None
