@@ -1,10 +1,10 @@
 """All-reduce over peer memory beside NCCL and vLLM's custom all-reduce, eagerly and in captured graphs.
 
 `python benchmarks/gpu_collectives.py --commit HASH [--ranks 2] [--vllm]` on a machine with a card for each rank;
-`--vllm` where vLLM can be imported, `--one-step BYTES` for sums of up to so many bytes in one step. A size is that of
-the fp32 partial sums that a rank brings; every side adds as many values. `strict` is the tree in fp32 with one rounding
-to bf16, `strict fp32` the same without rounding; the peers add bf16, as a native layer does, or fp32. All sides of a
-size take turns; a time is the slowest rank's median.
+`--vllm` where vLLM can be imported; `--one-step BYTES` and `--direct BYTES` move the ends of these forms. A size is
+that of the fp32 partial sums that a rank brings; every side adds as many values. `strict` is the tree in fp32 with one
+rounding to bf16, `strict fp32` the same without rounding; the peers add bf16, as a native layer does, or fp32. All
+sides of a size take turns; a time is the slowest rank's median.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ WIDTH = 1024
 Call = Callable[[], object]
 
 
-def program(me: Rank, vllm: str, one_step: str) -> dict[str, Tensor]:
+def program(me: Rank, vllm: str, one_step: str, direct: str) -> dict[str, Tensor]:
     """Seconds of a call, [mode, size, side], NaN where a side does not serve a size."""
     torch.cuda.set_device(me.rank)
-    peer_memory.SMALL_BYTES = int(one_step)
+    peer_memory.SMALL_BYTES, peer_memory.DIRECT_BYTES = int(one_step), int(direct)
     group = me.join()
     device = torch.device("cuda", me.rank)
     attach(group, "peer_memory")
@@ -131,9 +131,10 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--vllm", action="store_true")
     parser.add_argument("--one-step", type=int, default=peer_memory.SMALL_BYTES)
+    parser.add_argument("--direct", type=int, default=peer_memory.DIRECT_BYTES)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
-        words = ("vllm" if arguments.vllm else "", str(arguments.one_step))
+        words = ("vllm" if arguments.vllm else "", str(arguments.one_step), str(arguments.direct))
         ranks = run_ranks(__file__, "program", arguments.ranks, Path(home) / "ranks", *words)
     seconds = torch.stack([rank["seconds"] for rank in ranks]).amax(0)
     records = [
@@ -145,7 +146,7 @@ def main() -> None:
         for s, size in enumerate(SIZES)
     ]  # fmt: skip
     command = f"python benchmarks/gpu_collectives.py --ranks {arguments.ranks}" + " --vllm" * arguments.vllm
-    command += f" --one-step {arguments.one_step}"
+    command += f" --one-step {arguments.one_step} --direct {arguments.direct}"
     head = {"origin": origin(arguments.commit), "command": command, "ranks": arguments.ranks}
     save("gpu_collectives", {**head, "records": records})
     for record in records:

@@ -3,7 +3,7 @@
     python benchmarks/random_models.py 8b MODEL 3
     python benchmarks/random_models.py 8b REFERENCE 4
     python benchmarks/reference_workload.py --commit HASH --model MODEL --reference REFERENCE --folder FOLDER
-        [--steps 4] [--budget SECONDS]
+        [--steps 4] [--budget SECONDS] [--arms NAME ...]
 
 writes benchmarks/results/reference_workload.json after every arm, and leaves out arms that it holds already, so that
 short calls add up; no arm begins that may not end within the budget. One prompt, eight samples, responses of 7,168
@@ -125,6 +125,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--length", type=int, default=7168)
     parser.add_argument("--budget", type=float, default=86400.0, help="seconds for all arms of this call")
+    parser.add_argument("--arms", nargs="+", help="only these; R/R before any other")
     given = parser.parse_args()
     if given.cards is None:
         import torch
@@ -135,7 +136,13 @@ def main() -> None:
     about = {"origin": origin(given.commit)} if given.device == "cuda" else provenance()
     held = json.loads(target.read_text())["records"] if target.is_file() else []
     first, longest, end = given.folder / "0", 0.0, time.monotonic() + given.budget
-    for number, arm in enumerate(arms(given.cards, given.device)):
+    everything = arms(given.cards, given.device)
+    names = [arm.name for arm in everything]
+    if unknown := sorted(set(given.arms or ()) - set(names)):
+        parser.error(f"--arms: no arm is called {', '.join(unknown)}; there are {', '.join(names)}")
+    for number, arm in enumerate(everything):
+        if given.arms and arm.name not in given.arms:
+            continue
         mine = next((record for record in held if record["arm"] == arm.name), None)
         # the first arm's tokens must be here for all others
         if mine is not None and (number or (first / "seal.json").is_file()):

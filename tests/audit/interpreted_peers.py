@@ -23,7 +23,7 @@ from samebits.collectives import triton as launches
 from samebits.collectives.device_memory import DeviceMemory
 
 RANKS, CAPACITY = 2, 4096
-SIZES = (5, 130, 1400, 64, 2048)  # one step, one step, two steps, ...
+SIZES = (5, 130, 1400, 480, 64, 2048)  # marked words, direct, shares in two pieces, direct, ...
 
 
 def partial_of(rank: int, turn: int, count: int) -> Tensor:
@@ -50,7 +50,7 @@ def rank_program(rank: int, regions: list[Tensor]) -> bool:
         right &= torch.equal(gathered, words)
         rows = [torch.stack([partial_of(10 * r + row, turn, 130) for row in range(RANKS)]) for r in range(RANKS)]
         share = torch.empty(130)
-        launches.sum_large(rows[rank], None, share, region, whole=False)
+        launches.sum_large(rows[rank], None, share, region, "own share")
         right &= torch.equal(share, fold_neighbours([r[rank] for r in rows]))
     return right
 
@@ -72,7 +72,8 @@ def faulty(directory: Path, old: str, new: str) -> Any:
 def main(directory: str, *fault: str) -> int:
     warnings.simplefilter("ignore")
     launches.SMALL_TILE = launches.LARGE_TILE = 64
-    launches.SMALL_BLOCKS = launches.LARGE_BLOCKS = 4
+    launches.SMALL_BLOCKS = launches.LARGE_BLOCKS = 2
+    peer_memory.SMALL_BYTES = 4 * 64
     counter = torch.zeros(1, dtype=torch.int64)
     launches.slot = lambda name, device: counter  # type: ignore[assignment]
     peer_memory.ProcessGroupTransport = lambda group: None  # type: ignore[assignment, misc]

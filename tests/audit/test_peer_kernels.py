@@ -15,7 +15,7 @@ PROGRAM = Path(__file__).with_name("interpreted_peers.py")
 FAULTS = {
     "no wait for values": ("while (missing != 0) & (lost == 0):", "while (missing != missing) & (lost == 0):"),
     "no wait for posts": ("while (seen <= generation) & (lost == 0):", "while (seen != seen) & (lost == 0):"),
-    "the own share of another rank": ("own = RANK * share", "own = (RANKS - 1 - RANK) * share"),
+    "the own share of another rank": ("own = RANK * stride", "own = (RANKS - 1 - RANK) * stride"),
 }
 
 

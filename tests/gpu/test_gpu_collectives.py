@@ -39,9 +39,9 @@ from samebits.testing.ranks import Rank, run_ranks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 
-CAPACITY = 1 << 20  # of which the larger payloads need several
+CAPACITY = 2 << 20  # of which the larger payloads need several
 WIDTH = 256
-ROWS = (1, 3, 256, 1024, 1028, 4099)  # of fp32: from one block to five pieces
+ROWS = (1, 3, 256, 1024, 1028, 4099)  # of fp32: from one block to three pieces; two ranks send 1024 whole
 HARD = (float("inf"), float("-inf"), 0.0, -0.0, 1e-45, -1e-40, 3.4e38, -3.4e38, 1.0, 2**-24, 16777216.0, -16777217.0)
 
 

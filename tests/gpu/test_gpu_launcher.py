@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from triton import knobs
 
-from samebits.backends.launcher import Launcher, launcher
+from samebits.backends.launcher import Launcher, bind, launcher
 
 
 @triton.jit
@@ -48,6 +48,29 @@ def test_arguments_of_all_kinds() -> None:
                     assert torch.equal(run(quick, x, other, by), expected), (start, count, by)
             assert torch.equal(run(quick, x.double(), None, 3), x.double() * 2.0 + 3.0)
             assert torch.equal(run(quick, x, None, 3, block=128), x * 2.0 + 3.0)
+
+
+@triton.jit
+def scaled(x, y, n, scales, which, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at, mask=at < n, other=0.0)
+    tl.store(y + at, value * tl.load(scales + tl.load(which)), mask=at < n)
+
+
+def test_held_arguments() -> None:
+    scales, which = torch.tensor([2.0, 3.0], device="cuda"), torch.tensor([1], pin_memory=True)
+    launch = bind(scaled, scales, which, BLOCK=64, num_warps=2)
+    base = torch.randn(4096, device="cuda")
+    for turn in range(4):  # compiled at first, known then; what is held may change its values
+        which[0] = turn % 2
+        for start, count in ((0, 1), (0, 16), (1, 16), (3, 4000)):
+            x = base[start : start + count]
+            y = torch.zeros_like(x)
+            launch((triton.cdiv(count, 64),), x, y, count)
+            torch.cuda.synchronize()
+            assert torch.equal(y, x * (2.0 + turn % 2)), (turn, start, count)
+    with pytest.raises(ValueError, match="takes 5 arguments by position, got 4"):
+        launch((1,), base, 1)
 
 
 def test_a_stream_and_a_graph() -> None:

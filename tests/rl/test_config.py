@@ -33,6 +33,14 @@ def test_the_printed_configuration_reads_back(tmp_path_factory, text: str, lr: f
     assert load_config({}, file) == config
 
 
+def test_the_printed_configuration_explains_every_setting() -> None:
+    lines = to_toml(RunConfig()).splitlines()
+    assert [line.removeprefix("# ").split()[0] for line in lines] == list(RunConfig.model_fields)
+    for line, field in zip(lines, RunConfig.model_fields.values(), strict=True):
+        assert field.description
+        assert line.endswith(f"  # {field.description}")
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -12,11 +12,14 @@ from functools import partial
 from typing import Any
 
 import triton
+from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
 
 # Releases whose compiled kernels are called as below. With others every launch is Triton's own.
 KNOWN = ("3.6.",)
+
+Known = dict[tuple[Any, ...], tuple[Any, ...]]
 
 _launchers: dict[int, Any] = {}  # each holds its kernel, so that no id comes twice
 
@@ -45,6 +48,17 @@ def launcher(kernel: Any) -> Any:
     return found
 
 
+def bind(kernel: Any, *held: Any, **named: Any) -> Callable[..., None]:
+    """For launches that share their last arguments, constants and options: cheaper still.
+
+    `bind(kernel, *held, CONSTANT=...)(grid, *arguments)` is `launcher(kernel)[grid](*arguments, *held, CONSTANT=...)`.
+    """
+    found = launcher(kernel)
+    if isinstance(found, Launcher):
+        return found.bind(held, named)
+    return lambda grid, *arguments: found[grid](*arguments, *held, **named)
+
+
 class Launcher:
     """The compiled kernels of one Triton kernel, by the kinds of their arguments."""
 
@@ -57,26 +71,43 @@ class Launcher:
             raise ValueError(f"launcher: in {kernel.__name__} constants must follow the arguments, got {names}")
         self._kernel, self._constants = kernel, names[self._arguments :]
         self._kind: Callable[..., tuple[str, str | None]] = native_specialize_impl
-        self._known: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self._known: Known = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        return partial(self._launch, grid)
+        return partial(self._named, grid)
 
-    def _launch(self, grid: tuple[int, ...], *arguments: Any, **named: Any) -> None:
+    def bind(self, held: tuple[Any, ...], named: dict[str, Any]) -> Callable[..., None]:
+        """`launch(grid, *arguments)` with `held` as the last arguments, and `named`."""
+        known: Known = {}
+        # an address as a number spares Triton a look-up for each
+        addresses = tuple(each.data_ptr() if isinstance(each, Tensor) else each for each in held)
+        return lambda grid, *arguments: self._launch(known, (), grid, arguments, held, addresses, named)
+
+    def _named(self, grid: tuple[int, ...], *arguments: Any, **named: Any) -> None:
+        self._launch(self._known, tuple(named.items()), grid, arguments, (), (), named)
+
+    def _launch(
+        self, known: Known, told: tuple[Any, ...], grid: tuple[int, ...],
+        arguments: tuple[Any, ...], held: tuple[Any, ...], addresses: tuple[Any, ...], named: dict[str, Any],
+    ) -> None:  # fmt: skip
+        """One launch; `told` is what `known` must tell apart besides the device and the kinds of `arguments`.
+
+        `addresses` are those of `held`, which come after `arguments`.
+        """
         if knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:
-            self._kernel[grid](*arguments, **named)  # somebody watches launches: Triton tells him of each
+            self._kernel[grid](*arguments, *held, **named)  # somebody watches launches: Triton tells him of each
             return
         device = driver.active.get_current_device()
         backend, kind = self._kernel.device_caches[device][3], self._kind
-        key = (device, *named.items(), *[kind(backend, each, False, True, True) for each in arguments])
-        found = self._known.get(key)
+        key = (device, *told, *[kind(backend, each, False, True, True) for each in arguments])
+        found = known.get(key)
         if found is None:
-            self._known[key] = self._first(grid, arguments, named)
+            known[key] = self._first(grid, (*arguments, *held), named)
             return
         run, function, metadata, constants = found
         x, y, z = (*grid, 1, 1)[:3]
         stream = driver.active.get_current_stream(device)
-        run(x, y, z, stream, function, metadata, None, None, None, *arguments, *constants)
+        run(x, y, z, stream, function, metadata, None, None, None, *arguments, *addresses, *constants)
 
     def _first(self, grid: tuple[int, ...], arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         if len(arguments) != self._arguments:

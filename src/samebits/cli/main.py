@@ -36,8 +36,8 @@ def run(
     context: typer.Context,
     config: Annotated[Optional[Path], typer.Option(help="TOML file; flags override it.")] = None,  # noqa: UP045
     matrix: Annotated[Optional[Path], typer.Option(help="TOML file of layouts: compare all pairs.")] = None,  # noqa: UP045
-    matrix_dir: Annotated[Optional[Path], typer.Option(help="Where a matrix leaves its records.")] = None,  # noqa: UP045
-    print_config: Annotated[Text, typer.Option(help="Print the resolved settings: toml or json.")] = None,
+    matrix_dir: Annotated[Optional[Path], typer.Option(help="Its records; left out: runs/matrix-NAME.")] = None,  # noqa: UP045
+    print_config: Annotated[Text, typer.Option(help="Print all settings and end: toml or json.")] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
     case: Annotated[Text, typer.Option(help="trainer/rollout: R/R, P/P, R/P or P/R.")] = None,
     attention_case: Annotated[Text, typer.Option(help="Case of attention alone.")] = None,
@@ -46,7 +46,7 @@ def run(
     device: Annotated[Text, typer.Option(help="cpu or cuda, for both sides.")] = None,
     run_dir: Annotated[Text, typer.Option(help="Where the records go.")] = None,
     model: Annotated[Text, typer.Option(help="Hugging Face directory, or preset:NAME.")] = None,
-    reference_checkpoint: Annotated[Text, typer.Option(help="Model of the KL term.")] = None,
+    reference_checkpoint: Annotated[Text, typer.Option(help="Model of the KL term; left out: the start.")] = None,
     prompt_data: Annotated[Text, typer.Option(help="JSONL problems, or preset:NAME.")] = None,
     eval_data: Annotated[Text, typer.Option(help="Held-out JSONL problems; empty: none.")] = None,
     num_rollout: Annotated[Whole, typer.Option(help="Steps: a rollout and a training step.")] = None,
@@ -68,8 +68,8 @@ def run(
     eval_interval: Annotated[Whole, typer.Option(help="Steps between evaluations; 0: none.")] = None,
     eval_prompts: Annotated[Whole, typer.Option(help="Problems per evaluation.")] = None,
     trace_tokens: Annotated[Whole, typer.Option(help="Tokens per step that `locate` can look into.")] = None,
-    linear_logp_provider: Annotated[Text, typer.Option(help="Dotted path or registered name.")] = None,
-    linear_logp_provider_mode: Annotated[Text, typer.Option(help="auto, strict or audit.")] = None,
+    linear_logp_provider: Annotated[Text, typer.Option(help="Who scores: dotted path or registered name.")] = None,
+    linear_logp_provider_mode: Annotated[Text, typer.Option(help="If it refuses: auto, strict or audit.")] = None,
     replay_tokens: Annotated[Text, typer.Option(help="Produce a run's recorded tokens again.")] = None,
     train_tp: Annotated[Whole, typer.Option(help="Trainer's tensor parallelism.")] = None,
     train_sequence_parallel: Annotated[Switch, typer.Option(help="Trainer's sequence parallelism.")] = None,
@@ -80,9 +80,9 @@ def run(
     train_dp: Annotated[Whole, typer.Option(help="Trainer's data parallelism.")] = None,
     train_recompute: Annotated[Switch, typer.Option(help="Recompute layers for their gradients.")] = None,
     train_optimizer_offload: Annotated[Real, typer.Option(help="Part of Adam's moments in host memory.")] = None,
-    train_vocab_multiple: Annotated[Whole, typer.Option(help="Pads a rank's vocabulary.")] = None,
+    train_vocab_multiple: Annotated[Whole, typer.Option(help="A rank's vocabulary: a multiple of this.")] = None,
     strict_gradients: Annotated[Switch, typer.Option(help="Gradients alike in every layout.")] = None,
-    gradient_segments: Annotated[Whole, typer.Option(help="Runs of samples, gradients summed apart.")] = None,
+    gradient_segments: Annotated[Whole, typer.Option(help="Runs of samples whose gradients add apart.")] = None,
     train_transport: Annotated[Text, typer.Option(help="gloo, shared_memory (CPU) or peer_memory (GPUs).")] = None,
     weight_transfer: Annotated[Text, typer.Option(help="files or cuda_ipc.")] = None,
     rollout_engines: Annotated[Whole, typer.Option(help="vLLM engines.")] = None,
@@ -94,12 +94,13 @@ def run(
     threads: Annotated[Whole, typer.Option(help="CPU threads per process; 0: a fair share.")] = None,
     tensorboard: Annotated[Switch, typer.Option(help="TensorBoard files in RUN_DIR/tracking.")] = None,
     wandb: Annotated[Text, typer.Option(help="Weights & Biases: off, offline or online.")] = None,
-    wandb_project: Annotated[Text, typer.Option(help="Its project name.")] = None,
-    start_timeout: Annotated[Real, typer.Option(help="Seconds to start.")] = None,
-    step_timeout: Annotated[Real, typer.Option(help="Seconds per call.")] = None,
+    wandb_project: Annotated[Text, typer.Option(help="Project name for Weights & Biases.")] = None,
+    start_timeout: Annotated[Real, typer.Option(help="Seconds an engine or trainer may take to start.")] = None,
+    step_timeout: Annotated[Real, typer.Option(help="Seconds one call to it may take.")] = None,
 ) -> None:
     """Train with reinforcement learning and compare every log-probability, bit by bit.
 
+    A flag that is left out has its default: `samebits run --print-config toml` shows and explains them all.
     Exit codes: 0 all bits the same, 1 some differ, 2 cannot tell (bad input, a failure), 130 interrupted.
     """
     from samebits.cli.run import run_command
@@ -114,7 +115,7 @@ def ablate(
     config: Annotated[Optional[Path], typer.Option(help="TOML file; flags override it.")] = None,  # noqa: UP045
     run_dir: Annotated[Path, typer.Option(help="Where the arms and the table go.")] = Path("runs/ablate"),
     arm: Annotated[list[str], typer.Option(help="M101, or attention=P/R; repeat it. Left out: M000 to M111.")] = [],  # noqa: B006
-    cases_of: Annotated[list[str], typer.Option(help="A module: its four cases, others R/R.")] = [],  # noqa: B006
+    cases_of: Annotated[list[str], typer.Option(help="attention, ffn or logp: its four cases, others R/R.")] = [],  # noqa: B006
     view: Annotated[str, typer.Option(help="free, equal (it needs free) or both.")] = "both",
     tokens_of: Annotated[Text, typer.Option(help="The arm whose tokens the equal view replays.")] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,

@@ -62,7 +62,7 @@ def engine_arguments(config: RunConfig, inputs: Inputs, contract: RunContract, i
     """Arguments of `build_engine` for one engine. Raises ValueError for what vLLM cannot do."""
     from samebits.contract.routes import ModuleRoutes
     from samebits.into_vllm.config import EngineConfig
-    from samebits.into_vllm.topology import check_rollout_layout
+    from samebits.into_vllm.topology import check_cache, check_rollout_layout
     from samebits.rl.inputs import read_object
 
     routes = config.routes("rollout")
@@ -75,6 +75,7 @@ def engine_arguments(config: RunConfig, inputs: Inputs, contract: RunContract, i
             f"max_prompt_length {config.max_prompt_length} + max_response_length "
             f"{config.max_response_length} exceed the model's {limit} positions"
         )
+    check_cache(shape, config.rollout_tp, length, config.kv_cache_gib)
     return (
         EngineConfig(
             model=str(inputs.model),
@@ -120,8 +121,6 @@ def trainer_arguments(
     """Arguments of `build_trainer` for one rank. Raises ValueError for what Megatron-Core cannot do."""
     from samebits.contract.routes import ModuleRoutes
     from samebits.into_megatron.config import TrainerConfig
-    from samebits.into_megatron.model import read_shape
-    from samebits.into_megatron.plan import plan
 
     routes, engine_routes = config.routes("trainer"), config.routes("rollout")
     trainer = TrainerConfig(
@@ -160,10 +159,42 @@ def trainer_arguments(
         threads=config.threads or _share(config.trainer_ranks),
         rendezvous=str(scratch / "rendezvous"),
     )
-    # Here and not only in the ranks, so that what is not served is refused before anything is written.
-    for model in dict.fromkeys((inputs.model, inputs.reference)):
-        plan(trainer.layout, read_shape(model), trainer.max_tp, trainer.strict_gradients)
+    if rank == 0:
+        _check_trainer(trainer)
     return trainer, rank
+
+
+def _check_trainer(trainer: TrainerConfig) -> None:
+    """Raises ValueError for what every rank would refuse: here it is said before anything is written."""
+    from samebits.into_megatron.model import read_shape
+    from samebits.into_megatron.plan import plan
+    from samebits.into_megatron.weights import check_form, read_headers
+
+    for model in dict.fromkeys(path for path in (trainer.model, trainer.reference) if path):
+        shape = read_shape(model)
+        plan(trainer.layout, shape, trainer.max_tp, trainer.strict_gradients)
+        headers = read_headers(model)
+        try:
+            check_form(headers, shape)
+        except ValueError as error:
+            raise ValueError(f"{model}: its weights are not what its config.json describes: {error}") from error
+    mode = trainer.linear_logp_provider_mode
+    if trainer.linear_logp_provider and (trainer.case.logp == "R" or mode == "audit"):
+        _check_provider(trainer.linear_logp_provider, may_be_absent=mode == "auto")
+
+
+def _check_provider(path: str, may_be_absent: bool) -> None:
+    from samebits.linear_logp.errors import says_unavailable
+    from samebits.linear_logp.select import load_provider
+
+    try:
+        load_provider(path)
+    except Exception as error:  # somebody else's module may raise anything
+        if not (may_be_absent and says_unavailable(error)):
+            raise ValueError(
+                f"linear_logp_provider: {type(error).__name__}: {error}; "
+                "want package.module.name of a callable, or leave it out: samebits has its own"
+            ) from error
 
 
 def _logp_contract(contract: RunContract) -> str:

@@ -62,22 +62,22 @@ class PeerExchange:
         return out
 
     def tree_sum(self, partial: Tensor) -> Tensor:
-        """fp32 [n]: the balanced tree over ranks, on every rank."""
-        count, room = partial.numel(), self._memory.capacity // 4
+        """fp32 -> fp32 of the same shape: the balanced tree over ranks, on every rank."""
+        values, count, room = partial.view(-1), partial.numel(), self._memory.capacity // 4
         one_round = 4 * count <= SMALL_BYTES
         out = torch.empty(count, dtype=torch.float32)
         for start in _starts(count, room):
-            piece = partial[start : start + room]
+            piece = values[start : start + room]
             into = out[start : start + room]
             if one_round:
                 with self._round(TREE_SUM, 4 * count, _bytes_of(piece)) as payloads:
                     into.copy_(fold_neighbours([p.view(torch.float32) for p in payloads]))
             else:
                 self._sum_in_shares(piece, into, 4 * count)
-        return out
+        return out.view(partial.shape)
 
     def tree_sum_bf16(self, partial: Tensor, bias: Tensor | None) -> Tensor:
-        """fp32 [n], bias bf16 [c] repeated over n: the tree sum plus bias, rounded once to bf16."""
+        """fp32 [..., c], bias bf16 [c] -> bf16 of that shape: the tree sum plus bias, rounded once."""
         return finish(self.tree_sum(partial), bias, torch.bfloat16)
 
     def _sum_in_shares(self, piece: Tensor, into: Tensor, total: int) -> None:

@@ -36,7 +36,7 @@ def fold_stacked(stacked: Tensor, bias: Tensor | None = None, dtype: torch.dtype
 
 
 def finish(total: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """A finished fp32 sum [n], plus `bias` bf16 [c] repeated over n, rounded once where `dtype` is bf16."""
+    """A finished fp32 sum, plus `bias` bf16 [c] repeated over it, rounded once where `dtype` is bf16."""
     if bias is not None:
-        total = (total.view(-1, bias.numel()) + bias.float()).view(-1)
+        total = (total.view(-1, bias.numel()) + bias.float()).view(total.shape)
     return round_bf16(total) if dtype == torch.bfloat16 else total

@@ -114,7 +114,7 @@ def _arriving_tree(
 
 @triton.jit
 def sum_small(
-    partial, bias, out, boxes, state, watch, counter, n, columns,
+    partial, bias, out, n, columns, boxes, state, watch, counter,
     RANK: tl.constexpr, RANKS: tl.constexpr, HAS_BIAS: tl.constexpr, OUT_BF16: tl.constexpr,
     TILE: tl.constexpr, BLOCKS: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
@@ -199,7 +199,7 @@ def _inbox_tree(
 
 @triton.jit
 def _send_shares(
-    partial, boxes, half, block, share, tail,
+    partial, boxes, half, block, share, tail, stride,
     RANK: tl.constexpr, RANKS: tl.constexpr, TILE: tl.constexpr, BLOCKS: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
     for peer in tl.static_range(RANKS):
@@ -208,7 +208,7 @@ def _send_shares(
             to = _row(boxes, peer, half, RANK, INBOX, RANKS, ROOM).to(tl.pointer_type(tl.float32), bitcast=True)
             for start in range(block * TILE, limit, BLOCKS * TILE):
                 at = start + tl.arange(0, TILE)
-                tl.store(to + at, tl.load(partial + peer * share + at, mask=at < limit, other=0.0), mask=at < limit)
+                tl.store(to + at, tl.load(partial + peer * stride + at, mask=at < limit, other=0.0), mask=at < limit)
 
 
 @triton.jit
@@ -232,13 +232,14 @@ def _take_sums(
 
 @triton.jit
 def sum_large(
-    partial, bias, out, boxes, flags, state, watch, counter, share, tail, columns,
+    partial, bias, out, share, tail, stride, columns, boxes, flags, state, watch, counter,
     RANK: tl.constexpr, RANKS: tl.constexpr, WHOLE: tl.constexpr, HAS_BIAS: tl.constexpr, OUT_BF16: tl.constexpr,
     TILE: tl.constexpr, BLOCKS: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
-    """The tree sum of partial fp32 in shares: rank r adds columns [r * share, (r + 1) * share), the last one `tail`.
+    """The tree sum of partial fp32 in shares: rank r adds `share` values from r * stride on, the last one `tail`.
 
-    WHOLE: all shares come together again in `out` on every rank; otherwise `out` is this rank's own share.
+    WHOLE: shares, which stand side by side, come together again in `out` on every rank; otherwise `out` is this rank's
+    own share, which with a stride of 0 is everything.
     boxes: int32 [2 kinds, 2 halves, RANKS, ROOM] of every rank, flags: int64 [2 kinds, RANKS, BLOCKS].
     """
     count_launch(counter)
@@ -246,10 +247,10 @@ def sum_large(
     generation = tl.load(state + 2 * block)
     lost = tl.load(state + 2 * block + 1)
     half = generation & 1
-    _send_shares(partial, boxes, half, block, share, tail, RANK, RANKS, TILE, BLOCKS, ROOM)
+    _send_shares(partial, boxes, half, block, share, tail, stride, RANK, RANKS, TILE, BLOCKS, ROOM)
     _post(flags, generation, block, INBOX, RANK, RANKS, BLOCKS)
     lost = _await(flags, generation, block, watch, lost, INBOX, RANK, RANKS, BLOCKS)
-    own = RANK * share
+    own = RANK * stride
     mine = out + own if WHOLE else out
     limit = share if RANK < RANKS - 1 else tail
     for start in range(block * TILE, limit, BLOCKS * TILE):
@@ -276,7 +277,7 @@ def sum_large(
 
 @triton.jit
 def gather_words(
-    words, out, boxes, flags, state, watch, counter, n,
+    words, out, n, boxes, flags, state, watch, counter,
     RANK: tl.constexpr, RANKS: tl.constexpr, TILE: tl.constexpr, BLOCKS: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
     """words int32 [n] of every rank -> out [RANKS, n]; all bits set where a rank did not come."""

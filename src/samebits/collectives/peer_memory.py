@@ -3,6 +3,7 @@
 Sums of up to SMALL_BYTES take one step: every rank sends all its values to all others, each value in one 8-byte word
 with the mark of its generation, so that a word that has the mark has the value too. Larger ones take two: each rank
 sends every other one its share of the columns, posts and waits, adds, sends the finished share to all, posts and waits.
+Two ranks spare the second step up to DIRECT_BYTES: each sends all its values and adds all.
 
 Who may touch a place: each block of a kernel counts generations in device memory, so that a replayed graph counts on,
 and boxes have two halves. In generation g a block writes into half g % 2 of the other ranks' boxes and waits for
@@ -25,8 +26,11 @@ from samebits.collectives.device_memory import DeviceMemory
 from samebits.collectives.process_group import ProcessGroupTransport
 from samebits.collectives.watch import Watch
 
-# Up to here a sum takes one step; the 8-byte words cost twice the bytes, the second step a round trip.
-SMALL_BYTES = 1 << 20
+# Up to here a sum takes one step of 8-byte words, which cost twice the bytes and save a round trip. These two were
+# measured between two ranks (`benchmarks/gpu_collectives.py`).
+SMALL_BYTES = 512 << 10
+# Up to here two ranks send all values: as many bytes as shares and their fp32 sums, a third more than with bf16 sums.
+DIRECT_BYTES = 2 << 20
 _HALVES = _KINDS = 2
 
 
@@ -62,24 +66,16 @@ class PeerMemoryTransport:
     def __init__(self, group: dist.ProcessGroup, memory: DeviceMemory, watch: Watch, capacity: int) -> None:
         self._memory, self._watch = memory, watch
         self._host = ProcessGroupTransport(group)
-        rank, ranks = group.rank(), group.size()
-        device = memory.own.device
-        tables = [
-            torch.tensor([address + offset for address in memory.addresses], dtype=torch.int64, device=device)
-            for offset in (0, *_offsets(ranks, capacity)[:2])
-        ]
-        self._region = launches.Region(
-            rank=rank,
-            ranks=ranks,
-            flags=tables[0],
-            small_boxes=tables[1],
-            large_boxes=tables[2],
-            small_state=torch.zeros(launches.SMALL_BLOCKS, 2, dtype=torch.int64, device=device),
-            large_state=torch.zeros(launches.LARGE_BLOCKS, 2, dtype=torch.int64, device=device),
-            watch=watch.words,
-            small_room=_small_room(capacity),
-            large_room=_large_room(ranks, capacity),
+        ranks, device = group.size(), memory.own.device
+        starts = (0, *_offsets(ranks, capacity)[:2])
+        tables = torch.tensor(
+            [[own + start for own in memory.addresses] for start in starts], dtype=torch.int64, device=device
         )
+        self._region = launches.Region(
+            group.rank(), ranks, launches.Addresses(*tables), watch.words, _small_room(capacity),
+            _large_room(ranks, capacity),
+        )  # fmt: skip
+        self._direct_room = min(DIRECT_BYTES // 4, self._region.large_room) if ranks == 2 else 0
 
     def gather(self, own: Tensor) -> Tensor:
         """uint8 [n] of every rank, in rank order: [ranks, n]. CPU tensors go through the group itself."""
@@ -99,14 +95,14 @@ class PeerMemoryTransport:
         return out
 
     def tree_sum(self, partial: Tensor) -> Tensor:
-        """fp32 [n]: the balanced tree over ranks, on every rank."""
+        """fp32 -> fp32 of the same shape: the balanced tree over ranks, on every rank."""
         self._watch.check()
         if not partial.is_cuda:
             return self._host.tree_sum(partial)
         return self._sum(partial, None, torch.float32)
 
     def tree_sum_bf16(self, partial: Tensor, bias: Tensor | None) -> Tensor:
-        """fp32 [n], bias bf16 [c] that repeats over n: the tree sum plus bias, rounded once to bf16."""
+        """fp32 [..., c], bias bf16 [c] -> bf16 of that shape: the tree sum plus bias, rounded once."""
         self._watch.check()
         if not partial.is_cuda:
             return self._host.tree_sum_bf16(partial, bias)
@@ -121,7 +117,7 @@ class PeerMemoryTransport:
         out = torch.empty(count, dtype=torch.float32, device=partial.device)
         for start in range(0, count, room):
             piece = partial[:, start : start + room].contiguous()
-            launches.sum_large(piece, None, out[start : start + room], self._region, whole=False)
+            launches.sum_large(piece, None, out[start : start + room], self._region, "own share")
         return out
 
     def check(self) -> None:
@@ -138,21 +134,28 @@ class PeerMemoryTransport:
         self._watch.close()
 
     def _sum(self, partial: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        region, count = self._region, partial.numel()
-        out = torch.empty(count, dtype=dtype, device=partial.device)
-        start, rest = 0, out
-        while start < count:
-            if count - start <= region.small_room:
-                if start:  # seldom: a view costs the host as much as a launch
-                    partial, rest = partial[start:], out[start:]
-                launches.sum_small(partial, bias, rest, region)
-                break
-            piece = slice(start, start + min(count - start, self._step(bias)))
-            launches.sum_large(partial[piece], bias, out[piece], region, whole=True)
-            start = piece.stop
+        out = torch.empty_like(partial, dtype=dtype)
+        count = partial.numel()
+        if count <= self._pieces(bias):
+            self._launch(partial, bias, out, count)
+        else:
+            values, sums = partial.view(-1), out.view(-1)
+            for start in range(0, count, self._pieces(bias)):
+                piece = slice(start, start + self._pieces(bias))
+                self._launch(values[piece], bias, sums[piece], sums[piece].numel())
         return out
 
-    def _step(self, bias: Tensor | None) -> int:
+    def _launch(self, partial: Tensor, bias: Tensor | None, out: Tensor, count: int) -> None:
+        region = self._region
+        if count <= region.small_room:
+            if count:
+                launches.sum_small(partial, bias, out, region)
+        elif count <= self._direct_room:
+            launches.sum_large(partial, bias, out, region, "direct")
+        else:
+            launches.sum_large(partial, bias, out, region, "shares")
+
+    def _pieces(self, bias: Tensor | None) -> int:
         """Values of one call: whole rows of the bias, where there is one."""
         room, columns = self._region.large_room * self._region.ranks, 1 if bias is None else bias.numel()
         if columns > room:

@@ -71,9 +71,9 @@ class ProcessGroupTransport:
         ranks, columns = self._group.size(), 1 if bias is None else bias.numel()
         if partial.is_cuda and 4 * partial.numel() > _SHARED_BYTES and partial.numel() % (ranks * columns) == 0:
             own = fold_stacked(self._exchange(partial.view(ranks, -1)), bias, dtype)
-            return self.gather(own.view(torch.uint8)).view(-1).view(dtype)
-        gathered = self.gather(partial.view(torch.uint8))
-        return fold_stacked(gathered.view(torch.float32), bias, dtype)
+            return self.gather(own.view(torch.uint8)).view(-1).view(dtype).view(partial.shape)
+        gathered = self.gather(partial.view(-1).view(torch.uint8))
+        return fold_stacked(gathered.view(torch.float32), bias, dtype).view(partial.shape)
 
     def _exchange(self, rows: Tensor) -> Tensor:
         """Row r of every rank's [ranks, n] on rank r: [ranks, n]."""

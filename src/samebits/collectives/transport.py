@@ -36,10 +36,10 @@ class Transport(Protocol):
         """uint8 [n] of every rank, in rank order: [ranks, n]."""
 
     def tree_sum(self, partial: Tensor) -> Tensor:
-        """fp32 [n]: the balanced tree over ranks, on every rank."""
+        """fp32, contiguous -> fp32 of the same shape: the balanced tree over ranks, on every rank."""
 
     def tree_sum_bf16(self, partial: Tensor, bias: Tensor | None) -> Tensor:
-        """fp32 [n], bias bf16 [c] repeated over n: the balanced tree over ranks plus bias, rounded once to bf16."""
+        """fp32 [..., c], contiguous, bias bf16 [c] -> bf16: the balanced tree over ranks plus bias, rounded once."""
 
     def tree_share(self, partial: Tensor) -> Tensor:
         """fp32 [ranks, n] on every rank -> [n]: this rank's row of the balanced tree over ranks."""

@@ -20,8 +20,7 @@ from samebits.collectives.transport import transport_of
 
 def _tree_sum(partial: Tensor, group: dist.ProcessGroup) -> Tensor:
     _check(partial, group, "tree_all_reduce")
-    flat = partial.contiguous().view(-1)
-    return transport_of(group).tree_sum(flat).view(partial.shape)
+    return transport_of(group).tree_sum(partial.contiguous())
 
 
 def _tree_sum_rows(partial: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -59,9 +58,11 @@ def tree_all_reduce(partial: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 
     The gradient passes through: what follows is computed alike on all ranks.
     """
-    if group_size(group) == 1:
+    if group is None or group.size() == 1:
         return partial
-    return _TreeAllReduce.apply(partial, group)
+    if partial.requires_grad and torch.is_grad_enabled():
+        return _TreeAllReduce.apply(partial, group)
+    return _tree_sum(partial, group)  # a third of the host's time
 
 
 def tree_all_reduce_bf16(partial: Tensor, group: dist.ProcessGroup | None, bias: Tensor | None = None) -> Tensor:
@@ -69,11 +70,11 @@ def tree_all_reduce_bf16(partial: Tensor, group: dist.ProcessGroup | None, bias:
 
     On GPUs one kernel does all of it, and what the ranks send each other last is rounded already.
     """
-    flat = partial.detach().contiguous().view(-1)
+    own = partial.detach().contiguous()
     if group is None or group.size() == 1:
-        return finish(flat, bias, torch.bfloat16).view(partial.shape)
-    _check(partial, group, "tree_all_reduce_bf16")
-    return transport_of(group).tree_sum_bf16(flat, bias).view(partial.shape)
+        return finish(own, bias, torch.bfloat16)
+    _check(own, group, "tree_all_reduce_bf16")
+    return transport_of(group).tree_sum_bf16(own, bias)
 
 
 class _TreeReduceScatter(torch.autograd.Function):

@@ -41,6 +41,8 @@ class RunDirectory:
         for name in (MANIFEST, TIMELINE, SEAL):
             if os.path.lexists(path / name):
                 raise FileExistsError(f"{path} already holds a run ({name}): choose another --run-dir or remove it")
+        if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
+            raise FileExistsError(f"{path} holds something else: choose a new or an empty directory for --run-dir")
         for folder in (STEPS, ROUTES, LOGS):
             (path / folder).mkdir(parents=True, exist_ok=True)
         return cls(path)

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -149,33 +150,42 @@ def to_megatron(tensors: HFTensors, shape: ModelShape, rank: int, ranks: int) ->
 
     Raises ValueError naming every missing or unknown tensor, and the first one of a wrong shape or dtype.
     """
-    mapped = parameter_map(shape)
-    _check_names(tensors, mapped, shape)
-    shard = {}
-    for entry in mapped:
-        whole = [tensors[name] for name in entry.sources]
-        for name, tensor, size in zip(entry.sources, whole, entry.shapes, strict=True):
-            if tuple(tensor.shape) != size or tensor.dtype != torch.bfloat16:
-                raise ValueError(
-                    f"{name}: expected bfloat16 {list(size)}, got {str(tensor.dtype)[6:]} {list(tensor.shape)}"
-                )
-        shard[entry.name] = entry.pack(whole, rank, ranks).contiguous()
-    return shard
+    check_form(tensors, shape)
+    table = tensors["model.embed_tokens.weight"]
+    if shape.tied and not torch.equal(tensors.get("lm_head.weight", table), table):
+        raise ValueError("lm_head.weight: the model ties it to model.embed_tokens.weight, but their values differ")
+    return {
+        entry.name: entry.pack([tensors[name] for name in entry.sources], rank, ranks).contiguous()
+        for entry in parameter_map(shape)
+    }
 
 
-def _check_names(tensors: HFTensors, mapped: Sequence[Mapped], shape: ModelShape) -> None:
-    wanted = {name for entry in mapped for name in entry.sources}
-    given = set(tensors)
-    if shape.tied and "lm_head.weight" in given:
-        head, table = tensors["lm_head.weight"], tensors.get("model.embed_tokens.weight")
-        if table is None or not torch.equal(head, table):
-            raise ValueError("lm_head.weight: the model ties it to model.embed_tokens.weight, but their values differ")
-        given.remove("lm_head.weight")
-    missing, unknown = sorted(wanted - given), sorted(given - wanted)
+def check_form(tensors: HFTensors, shape: ModelShape) -> None:
+    """Raise ValueError naming every missing or unknown tensor, or the first one of a wrong shape or dtype.
+
+    Values are not read: what `read_headers` gives is enough.
+    """
+    wanted = {
+        name: size for entry in parameter_map(shape) for name, size in zip(entry.sources, entry.shapes, strict=True)
+    }
+    missing, unknown = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
+    if shape.tied and "lm_head.weight" in unknown:
+        unknown.remove("lm_head.weight")
     if missing:
-        raise ValueError(f"tensors are missing: {', '.join(missing)}")
+        raise ValueError(f"tensors are missing: {_first(missing)}")
     if unknown:
-        raise ValueError(f"tensors that this architecture does not have: {', '.join(unknown)}")
+        raise ValueError(f"tensors that this architecture does not have: {_first(unknown)}")
+    for name, size in wanted.items():
+        tensor = tensors[name]
+        if tuple(tensor.shape) != size or tensor.dtype != torch.bfloat16:
+            found = f"{str(tensor.dtype)[6:]} {list(tensor.shape)}"
+            convert = "; convert the checkpoint to bfloat16" if tensor.dtype != torch.bfloat16 else ""
+            raise ValueError(f"{name}: expected bfloat16 {list(size)}, got {found}{convert}")
+
+
+def _first(names: Sequence[str], shown: int = 4) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
 
 
 def from_megatron(shards: Sequence[HFTensors], shape: ModelShape) -> dict[str, Tensor]:
@@ -191,17 +201,32 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
 
     Raises ValueError when files are missing, unreadable, or hold one name twice.
     """
+    return _read(Path(path), lambda opened, name: opened.get_tensor(name))
+
+
+def read_headers(path: str | Path) -> dict[str, Tensor]:
+    """As `read_tensors`, but names, shapes and dtypes alone: the tensors are on torch's device `meta`."""
+    return _read(Path(path), _without_values)
+
+
+def _read(path: Path, take: Callable[[Any, str], Tensor]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
-    for file in _weight_files(Path(path)):
+    for file in _weight_files(path):
         try:
             with safe_open(file, framework="pt") as opened:
                 for name in sorted(opened.keys()):
                     if name in tensors:
                         raise ValueError(f"{file}: {name} is in an earlier file too")
-                    tensors[name] = opened.get_tensor(name)
+                    tensors[name] = take(opened, name)
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{file}: not a readable safetensors file: {error}") from error
     return tensors
+
+
+def _without_values(opened: Any, name: str) -> Tensor:
+    stored = opened.get_slice(name)
+    shape = stored.get_shape()
+    return torch.empty(shape, dtype=(stored[:0] if shape else opened.get_tensor(name)).dtype, device="meta")
 
 
 def _weight_files(path: Path) -> list[Path]:
@@ -210,8 +235,11 @@ def _weight_files(path: Path) -> list[Path]:
         return [single]
     if not index.is_file():
         raise ValueError(f"{path}: neither model.safetensors nor model.safetensors.index.json is here")
-    names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-    return [path / name for name in sorted(set(names))]
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{index} names no files: want JSON with a weight_map from tensors to files") from error
+    return [path / name for name in sorted(names)]
 
 
 def load_parameters(path: str | Path, shape: ModelShape, ranks: int, rank: int) -> dict[str, Tensor]:

@@ -1,9 +1,12 @@
-"""Which tensor-parallel sizes of an engine can serve a model: decided from sizes alone, before any process starts."""
+"""Which engines can serve a model, by tensor-parallel size and memory: decided from sizes alone, before any starts."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from samebits.into_vllm.config import EngineConfig
 
 
 def check_rollout_layout(config: Mapping[str, Any], tp: int, max_tp: int) -> None:
@@ -45,3 +48,21 @@ def broken_rules(config: Mapping[str, Any], tp: int, max_tp: int) -> Iterator[st
     ):
         if size % parts:
             yield f"{what} ({size}) does not divide by {parts}"
+
+
+def check_cache(config: Mapping[str, Any], tp: int, length: int, gib: float) -> None:
+    """Raise ValueError where keys and values of one sequence of `length` tokens need more than a worker's `gib` GiB."""
+    heads, layers = config.get("num_attention_heads"), config.get("num_hidden_layers")
+    if not heads or not layers:
+        return  # another kind of model, which is refused by its name
+    kv_heads = max(1, (config.get("num_key_value_heads") or heads) // tp)
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    blocks = math.ceil(length / EngineConfig.block_size) + 1  # one is vLLM's own
+    per_token = 2 * layers * kv_heads * head_dim * 2  # keys and values, two bytes each
+    needed = blocks * EngineConfig.block_size * per_token / 2**30
+    if needed > gib:
+        raise ValueError(
+            f"kv_cache_gib {gib}: one sequence of max_prompt_length + max_response_length = {length} tokens needs "
+            f"{math.ceil(needed * 1000) / 1000:g} of each engine worker, and samples that run together as much each; "
+            "raise it, or lower the lengths"
+        )

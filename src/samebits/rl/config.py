@@ -24,7 +24,7 @@ class RunConfig(BaseModel):
     ffn_case: Case | None = Field(None, description="case of the feed-forward module alone")
     logp_case: Case | None = Field(None, description="case of the final norm, LM head and log-probability")
 
-    device: Literal["cpu", "cuda"] = Field("cpu", description="what both sides compute on; both share the cards")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="cpu or cuda, for both sides; they share the cards")
 
     run_dir: str | None = Field(None, min_length=1, description="where the records go; if unset, the next runs/NNNN")
     model: str = Field("preset:arithmetic", description="a Hugging Face directory, or preset:NAME")
@@ -48,7 +48,7 @@ class RunConfig(BaseModel):
     top_k: int = Field(0, ge=0, lt=1 << 31, description="draw from the k likeliest tokens; 0: no limit")
     top_p: float = Field(1.0, gt=0, le=1, description="draw from the likeliest tokens that hold this mass; 1: all")
     min_p: float = Field(0.0, ge=0, le=1, description="leave out tokens below this part of the likeliest; 0: none")
-    seed: int = Field(1234, ge=0, lt=1 << 63, description="order of the problems, and the trainer's seed")
+    seed: int = Field(1234, ge=0, lt=1 << 63, description="order of the problems")
     rollout_seed: int = Field(1234, ge=0, lt=1 << 63, description="random draws of the rollout engines")
     eval_interval: int = Field(5, ge=0, description="evaluate every so many steps and at both ends; 0: never")
     eval_prompts: int = Field(100, ge=1, description="held-out problems per evaluation")
@@ -62,7 +62,7 @@ class RunConfig(BaseModel):
         description="who computes the trainer's log-probabilities on route R: a dotted path or a registered name",
     )
     linear_logp_provider_mode: Literal["auto", "strict", "audit"] = Field(
-        "strict", description="what a provider's refusal means; audit (route P) computes both and keeps the native one"
+        "strict", description="its refusal ends the run (strict) or means native code (auto); audit compares on route P"
     )
 
     replay_tokens: str | None = Field(
@@ -91,10 +91,10 @@ class RunConfig(BaseModel):
     )
     train_transport: Literal["gloo", "shared_memory", "peer_memory"] = Field(
         "gloo",
-        description="what carries the collectives of trainer ranks: the network, memory of one host, or of its GPUs",
+        description="what carries collectives of trainer ranks: gloo, shared_memory of a host, peer_memory of GPUs",
     )
     weight_transfer: Literal["files", "cuda_ipc"] = Field(
-        "files", description="how new weights reach the engines: as files, or read where they lie on a card of the host"
+        "files", description="how new weights reach the engines: as files, or cuda_ipc, read where they lie on a card"
     )
     rollout_engines: int = Field(1, ge=1, description="vLLM engines")
     rollout_tp: int = Field(1, ge=1, description="tensor-parallel workers of each engine")
@@ -105,7 +105,9 @@ class RunConfig(BaseModel):
     threads: int = Field(0, ge=0, le=1024, description="CPU threads of one engine or trainer; 0: all that are free")
 
     tensorboard: bool = Field(False, description="write TensorBoard files into RUN_DIR/tracking")
-    wandb: Literal["off", "offline", "online"] = Field("off", description="Weights & Biases; its files go there too")
+    wandb: Literal["off", "offline", "online"] = Field(
+        "off", description="W&B: off, offline or online; its files go there too"
+    )
     wandb_project: str = Field("samebits", description="project name for Weights & Biases")
 
     start_timeout: float = Field(600.0, gt=0, description="seconds an engine or trainer may take to start")
@@ -147,6 +149,8 @@ class RunConfig(BaseModel):
             )
         if self.temperature < 0.01:
             raise ValueError(f"temperature {self.temperature} is below 0.01, the lowest that vLLM serves: raise it")
+        if self.temperature > 2:
+            raise ValueError(f"temperature {self.temperature} is above 2, the highest that vLLM serves: lower it")
         problem = limits_problem(self.top_k, self.top_p, self.min_p)
         if problem:
             raise ValueError(problem)
@@ -220,8 +224,12 @@ def load_config(flags: Mapping[str, Any], file: Path | None = None) -> RunConfig
 
 
 def to_toml(config: RunConfig) -> str:
-    """The resolved configuration as TOML that `--config` reads back. Unset keys are left out."""
-    lines = [f"{key} = {_toml_value(value)}" for key, value in config.model_dump().items() if value is not None]
+    """The resolved configuration as TOML that `--config` reads back, each key explained. Unset keys are comments."""
+    lines = []
+    for key, field in type(config).model_fields.items():
+        value = getattr(config, key)
+        line = f"# {key}" if value is None else f"{key} = {_toml_value(value)}"
+        lines.append(f"{line:<40}  # {field.description}")
     return "\n".join(lines) + "\n"
 
 

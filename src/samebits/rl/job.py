@@ -62,7 +62,7 @@ def run_job(config: RunConfig, parts: Parts, watch: Watcher = lambda event: None
     prompts.batch(1, config.prompts_per_step, config.seed)
     held_out = _held_out(config, inputs, tokenizer)
     ends = stop_ids(inputs.model)
-    recorded = RecordedTokens(Path(config.replay_tokens), config) if config.replay_tokens else None
+    recorded = RecordedTokens(Path(config.replay_tokens), config, prompts) if config.replay_tokens else None
 
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="samebits-")))

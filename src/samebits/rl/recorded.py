@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from samebits.evidence.sidecar import read_step, sidecar_name
+from samebits.evidence.sidecar import StepSample, read_step, sidecar_name
 from samebits.evidence.store import SEAL
 from samebits.evidence.verify import verify
 from samebits.rl.config import RunConfig
-from samebits.rl.protocols import RunFailed
-from samebits.timeline.types import GenerateRequest
+from samebits.rl.prompts import PromptSet
+from samebits.timeline.types import GenerateRequest, Prompt, SampleKey
 
 
 class RecordedTokens:
     """Responses of a sealed run, by step and sample."""
 
-    def __init__(self, run: Path, config: RunConfig) -> None:
-        """Raises ValueError for a run whose records do not hold or that has too few steps."""
+    def __init__(self, run: Path, config: RunConfig, prompts: PromptSet) -> None:
+        """Raises ValueError for a run whose records do not hold, or do not have what the steps of `config` need."""
         if not (run / SEAL).is_file():
             raise ValueError(f"replay_tokens: {run} is no finished run: {SEAL} is missing")
         found = verify(run)
@@ -29,23 +30,33 @@ class RecordedTokens:
                 f"replay_tokens: {run} holds {found.totals['steps']} steps, num_rollout is {config.num_rollout}"
             )
         self._run = run
+        for step in range(1, config.num_rollout + 1):
+            self._check(step, prompts.batch(step, config.prompts_per_step, config.seed), config)
 
-    def forced(self, step: int, requests: Sequence[GenerateRequest]) -> list[GenerateRequest]:
-        """The requests with the recorded tokens of their samples. RunFailed where the run held other prompts."""
-        recorded = {sample.key: sample for sample in read_step(self._run / sidecar_name(step))}
-        found = []
-        for request in requests:
-            sample = recorded.get(str(request.key))
-            if sample is None or tuple(sample.prompt_ids) != request.prompt_ids:
-                raise RunFailed(
-                    f"replay_tokens: sample {request.key} has no recorded response to this prompt in {self._run}; "
+    def _check(self, step: int, prompts: Sequence[Prompt], config: RunConfig) -> None:
+        recorded = self._samples(step)
+        for prompt, number in itertools.product(prompts, range(config.samples_per_prompt)):
+            key = str(SampleKey(step, prompt.index, number))
+            sample = recorded.get(key)
+            if sample is None or tuple(sample.prompt_ids) != prompt.token_ids:
+                raise ValueError(
+                    f"replay_tokens: sample {key} has no recorded response to this prompt in {self._run}; "
                     "use the same prompts, seed and batch size"
                 )
-            if len(sample.token_ids) > request.max_tokens:
-                raise RunFailed(
-                    f"replay_tokens: sample {request.key} has {len(sample.token_ids)} recorded tokens, at most "
-                    f"{request.max_tokens} fit; raise max_response_length"
+            if len(sample.token_ids) > config.max_response_length:
+                raise ValueError(
+                    f"replay_tokens: sample {key} has {len(sample.token_ids)} recorded tokens, at most "
+                    f"{config.max_response_length} fit; raise max_response_length"
                 )
-            tokens = tuple(sample.token_ids)
-            found.append(dataclasses.replace(request, forced=tokens, max_tokens=len(tokens)))
-        return found
+
+    def forced(self, step: int, requests: Sequence[GenerateRequest]) -> list[GenerateRequest]:
+        """The requests of one step with the recorded tokens of their samples."""
+        recorded = self._samples(step)
+        tokens = [tuple(recorded[str(request.key)].token_ids) for request in requests]
+        return [
+            dataclasses.replace(request, forced=ids, max_tokens=len(ids))
+            for request, ids in zip(requests, tokens, strict=True)
+        ]
+
+    def _samples(self, step: int) -> dict[str, StepSample]:
+        return {sample.key: sample for sample in read_step(self._run / sidecar_name(step))}

@@ -1,0 +1,126 @@
+"""What a run cannot do is refused before its directory exists, in words that name the setting."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from samebits.cli.wiring import parts
+from samebits.rl.config import RunConfig, load_config
+from samebits.rl.inputs import resolve_inputs
+from samebits.rl.job import run_job
+from samebits.rl.recorded import RecordedTokens
+from samebits.testing.runs import write_run
+from samebits.timeline.types import Prompt
+
+SMALL = {"global_batch_size": 4, "samples_per_prompt": 4, "eval_interval": 0}
+
+
+def refused(tmp_path: Path, **settings: Any) -> str:
+    """The sentence by which a run of one problem is refused; nothing may lie in its directory afterwards."""
+    (tmp_path / "problems.jsonl").write_text('{"prompt": "1+1?", "label": "2"}\n')
+    own = {"run_dir": str(tmp_path / "run"), "prompt_data": str(tmp_path / "problems.jsonl")}
+    with pytest.raises(ValueError, match=r".") as caught:
+        run_job(load_config({**SMALL, **own, **settings}), parts())
+    assert not (tmp_path / "run").exists()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"linear_logp_provider": "absent"}, "'absent' is no dotted path, and nothing is registered under that name"),
+        ({"linear_logp_provider": "math.absent"}, "module math has no 'absent'; want package.module.name"),
+        ({"linear_logp_provider": "math.pi"}, "provider 'math.pi' must be callable, got float"),
+        (
+            {"linear_logp_provider": "math.pi", "linear_logp_provider_mode": "auto"},
+            "provider 'math.pi' must be callable, got float",
+        ),
+        (
+            {"linear_logp_provider": "absent", "linear_logp_provider_mode": "audit", "case": "P/P"},
+            "'absent' is no dotted path",
+        ),
+        ({"temperature": 2.5}, "temperature 2.5 is above 2, the highest that vLLM serves"),
+        ({"kv_cache_gib": 0.001}, "kv_cache_gib 0.001: one sequence of .* = 576 tokens needs 0.002"),
+    ],
+)
+def test_a_setting_that_cannot_work(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    found = refused(tmp_path, **settings)
+    assert all(part in found for part in message.split(" .* "))
+
+
+def test_a_provider_that_breaks_while_it_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_provider.py").write_text("raise LookupError('no such chip')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "LookupError: no such chip" in refused(tmp_path, linear_logp_provider="broken_provider.score")
+
+
+def wider(model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "intermediate_size": 2 * config["intermediate_size"]}))
+
+
+def deeper(model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "num_hidden_layers": config["num_hidden_layers"] + 1}))
+
+
+def in_fp32(model: Path) -> None:
+    weights = load_file(model / "model.safetensors")
+    save_file({name: tensor.float() for name, tensor in weights.items()}, model / "model.safetensors")
+
+
+def cut_short(model: Path) -> None:
+    whole = (model / "model.safetensors").read_bytes()
+    (model / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+
+
+def without_files(model: Path) -> None:
+    (model / "model.safetensors").rename(model / "other.safetensors")
+    (model / "model.safetensors.index.json").write_text("{}")
+
+
+CHECKPOINTS = {
+    wider: "model.layers.0.mlp.gate_proj.weight: expected bfloat16 [768, 128], got bfloat16 [384, 128]",
+    deeper: "tensors are missing: model.layers.4.input_layernorm.weight",
+    in_fp32: "got float32 [512, 128]; convert the checkpoint to bfloat16",
+    cut_short: "model.safetensors: not a readable safetensors file",
+    without_files: "model.safetensors.index.json names no files",
+}
+
+
+@pytest.mark.parametrize("change", CHECKPOINTS)
+@pytest.mark.parametrize("setting", ["model", "reference_checkpoint"])
+def test_weights_that_are_not_the_model_s(tmp_path: Path, setting: str, change: Any) -> None:
+    shutil.copytree(resolve_inputs(RunConfig()).model, tmp_path / "model")
+    change(tmp_path / "model")
+    assert CHECKPOINTS[change] in refused(tmp_path, **{setting: str(tmp_path / "model")})
+
+
+class Recorded:
+    """The prompts of a written run's steps, or others."""
+
+    def __init__(self, first: tuple[int, ...] = (5, 6, 7)) -> None:
+        self.first = first
+
+    def batch(self, step: int, count: int, seed: int) -> tuple[Prompt, ...]:
+        return tuple(Prompt(index=i, token_ids=self.first, label="", text="") for i in range(count))
+
+
+def test_recorded_tokens_that_do_not_fit_the_run(tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    config = RunConfig(num_rollout=2, global_batch_size=6, samples_per_prompt=3)
+    RecordedTokens(tmp_path / "run", config, Recorded())
+    for changed, prompts, message in (
+        ({}, Recorded((5, 6)), "sample 1/0/0 has no recorded response to this prompt"),
+        ({"global_batch_size": 9}, Recorded(), "sample 1/2/0 has no recorded response"),
+        ({"max_response_length": 3}, Recorded(), "sample 1/0/2 has 4 recorded tokens, at most 3 fit"),
+        ({"num_rollout": 3}, Recorded(), "holds 2 steps, num_rollout is 3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            RecordedTokens(tmp_path / "run", config.model_copy(update=changed), prompts)
