@@ -15,7 +15,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "into_megatron"))
 
-from trainer_jobs import Results, launch, make_samples, oracle, strict
+from trainer_jobs import Results, launch, make_samples, oracle, strict, with_supports
 
 from samebits.bits import assert_same, first_difference
 from samebits.into_megatron.model import read_shape
@@ -43,10 +43,11 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "cp2-rows": {"cp": 2, "cp_layout": "allgather", "max_tokens_per_gpu": 100},
         "dp2": {"dp": 2},
         "epsilon": {"tp": 2, "fault": "epsilon"},
+        "limited": {"tp": 2, "limited": True, "strict_gradients": False},
     },
     4: {"tp2-cp2": {"tp": 2, "cp": 2, "max_tokens_per_gpu": 100}},
 }
-EVERY = [(ranks, name) for ranks, layouts in LAYOUTS.items() for name in layouts if name != "epsilon"]
+EVERY = [(ranks, name) for ranks, layouts in LAYOUTS.items() for name in layouts if name not in ("epsilon", "limited")]
 
 
 def on_gpu(model: str, **settings: Any) -> dict[str, Any]:
@@ -69,6 +70,7 @@ def one(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Res
         "at once": {"config": on_gpu(qwen3), "steps": 1, "fault": "at once"},
         "lost work": {"config": on_gpu(qwen3), "steps": 1, "fault": "lost work"},
         "offload": {"config": on_gpu(qwen3, optimizer_offload=1.0), "steps": 2},
+        "limited": {"config": on_gpu(qwen3), "steps": 1, "limited": True},
         "recompute": {"config": on_gpu(qwen3, recompute=True), "steps": 1},
         **{name: {"config": on_gpu(models[name]), "steps": 1} for name in ("tied", "biased")},
     }
@@ -89,8 +91,8 @@ def several(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) ->
         jobs = {}
         for name, layout in layouts.items():
             settings = {"strict_gradients": True, **layout}
-            fault = settings.pop("fault", "none")
-            jobs[name] = {"config": on_gpu(models["qwen3"], **settings), "fault": fault, "steps": 2}
+            job = {"fault": settings.pop("fault", "none"), "limited": settings.pop("limited", False)}
+            jobs[name] = {"config": on_gpu(models["qwen3"], **settings), "steps": 2, **job}
         found[ranks] = launch(tmp_path_factory.mktemp(f"ranks{ranks}"), ranks, jobs)
     return found
 
@@ -162,6 +164,17 @@ def test_ranks_that_share_a_card_change_no_bit(
 def test_a_wrong_epsilon_on_one_rank_is_noticed(one: Results, several: dict[int, Results]) -> None:
     for what in ("score", "logp0", "norms"):
         assert first_difference(several[2]("epsilon", what), one("strict", what)) is not None, what
+
+
+def test_tokens_that_were_drawn_from_a_support(
+    one: Results, several: dict[int, Results], models: dict[str, str]
+) -> None:
+    expected = oracle(models["qwen3"], with_supports(make_samples()), device="cuda")
+    assert first_difference(expected, one("default", "score")) is not None, "renormalising shows"
+    for name, found in (("one rank", one), ("two ranks", several[2])):
+        for what in ("score", "logp0"):
+            assert_same(found("limited", what), expected, f"{name}: {what}")
+        assert all(g.isfinite().all() and g.any() for g in found.gradients("limited", 1)[0].values()), name
 
 
 def test_squares_of_gradients_are_added_in_one_order() -> None:

@@ -7,6 +7,7 @@ import json
 import random
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from samebits.ops.linear import linear
 from samebits.ops.logprob import linear_logp
 from samebits.ops.rms_norm import rms_norm
 from samebits.ops.rotary import rotary, rotary_table
+from samebits.ops.sample_support import Kept, kept_linear_logp
 from samebits.ops.swiglu import swiglu
 from samebits.testing.ranks import Rank, run_ranks
-from samebits.timeline.types import SampleKey, TrainSample
+from samebits.timeline.types import SampleKey, Support, TrainSample
 
 VOCAB = 101
 
@@ -41,6 +43,21 @@ def make_samples(count: int = 24, seed: int = 1) -> list[TrainSample]:
         bits = tuple(struct.unpack("<I", struct.pack("<f", draw.uniform(-6, -3)))[0] for _ in range(response))
         samples.append(TrainSample(SampleKey(0, index // 4, index % 4), ids, prompt, draw.uniform(-1, 1), bits))
     return samples
+
+
+def with_supports(samples: list[TrainSample]) -> list[TrainSample]:
+    """Three of four tokens in a support of some ids, from the token alone to all; every fifth sample without one."""
+    draw = random.Random(7)
+    limited = []
+    for index, sample in enumerate(samples):
+        rows = [
+            sorted({token, *draw.sample(range(VOCAB), draw.choice((0, 1, 5, 20, VOCAB)))})
+            if draw.random() < 0.75
+            else []
+            for token in sample.token_ids[sample.prompt_length :]
+        ]
+        limited.append(replace(sample, support=Support.of(rows) if index % 5 else None))
+    return limited
 
 
 def flat(bits: dict[SampleKey, tuple[int, ...]]) -> Tensor:
@@ -59,7 +76,7 @@ def run_job(me: Rank, name: str, job: dict[str, Any], directory: str) -> dict[st
     if me.world > 1:
         settings["rendezvous"] = f"{directory}/{name}.rendezvous"
     trainer = TrainerRank(TrainerConfig(**settings), me.rank)
-    samples = make_samples()
+    samples = with_supports(make_samples()) if job.get("limited") else make_samples()
     with FAULTS[job.get("fault", "none")](trainer):
         out = train(trainer, samples, job)
     trainer.export(f"{directory}/{name}")
@@ -243,5 +260,17 @@ def oracle(
             gate_up = torch.cat([w[f"{at}mlp.gate_proj.weight"], w[f"{at}mlp.up_proj.weight"]])
             h = h + linear(swiglu(linear(x, gate_up)), w[f"{at}mlp.down_proj.weight"], segments=segments)
         h = rms_norm(h, w["model.norm.weight"], shape.eps)[sample.prompt_length - 1 : -1]
-        out.append(linear_logp(h.contiguous(), head, ids[sample.prompt_length :], temperature))
+        out.append(_scored(h.contiguous(), head, ids[sample.prompt_length :], temperature, sample.support))
     return torch.cat(out).cpu()
+
+
+def _scored(hidden: Tensor, head: Tensor, targets: Tensor, temperature: float, support: Support | None) -> Tensor:
+    """Token by token where there is a support."""
+    if support is None:
+        return linear_logp(hidden, head, targets, temperature)
+    scores = []
+    for at, ids in enumerate(support.rows()):
+        row = hidden[at : at + 1], head, targets[at : at + 1]
+        kept = Kept.of([list(ids)])
+        scores.append(kept_linear_logp(*row, kept, temperature) if ids else linear_logp(*row, temperature))
+    return torch.cat(scores)

@@ -48,7 +48,6 @@ def test_the_printed_configuration_explains_every_setting() -> None:
         ({"zzz": 3}, "unknown key 'zzz'; known: case, "),
         ({"device": "gpu"}, "device: Input should be 'cpu' or 'cuda', got 'gpu'"),
         ({"weight_transfer": "cuda_ipc"}, "weight_transfer cuda_ipc needs both sides on GPUs"),
-        ({"device": "cuda", "top_k": 4}, "top_k, top_p and min_p are served on the CPU"),
         ({"case": "R-R"}, "case: Input should be .* got 'R-R'; did you mean 'R/R'?"),
         ({"ffn_case": "p/r"}, "ffn_case: .* did you mean 'P/R'?"),
         ({"num_rollout": 0}, "num_rollout: .* greater than or equal to 1, got 0"),

@@ -23,7 +23,8 @@ from samebits.ops.linear import dgrad, matmul_f32, wgrad
 from samebits.ops.logprob import finish, lse_state, merge_states
 
 _TILE = 1024
-_ROWS = 128  # a tile's rows: bounds memory; every sum over columns or rows is the same with any other number
+# a tile's rows: bounds memory; every sum over columns or rows is the same with any other multiple of 16
+_ROWS = {"cpu": 128, "cuda": 4096}
 _UNIT = float(1 << 40)
 
 
@@ -36,7 +37,7 @@ def linear_entropy(
     columns = max(0, min(part.local_size, part.real_size - part.local_start))
     projection = context.projection
     value: Tensor = _Entropy.apply(  # type: ignore[no-untyped-call]
-        hidden, projection.weight, projection.bias, _as_column(temperature, len(hidden)), columns, group
+        hidden, projection.weight, projection.bias, _as_column(temperature, hidden), columns, group
     )
     return value
 
@@ -54,7 +55,7 @@ class _Entropy(torch.autograd.Function):
     ) -> Tensor:
         rows = hidden.bfloat16()
         lse = _log_sum_exp(rows, weight, bias, temperature, columns, group)
-        total = torch.zeros(len(rows), dtype=torch.int64)
+        total = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
         for block, _, logits in _tiles(rows, weight, bias, temperature, columns):
             p, depth = _probabilities(logits, lse[block])
             total[block] += (p * depth).double().mul_(_UNIT).round_().to(torch.int64).sum(1)
@@ -70,7 +71,7 @@ class _Entropy(torch.autograd.Function):
         rows, weight, bias, lse, entropy = ctx.saved_tensors
         dw = weight_gradient_buffer(weight) if ctx.needs_input_grad[1] else None
         db = weight_gradient_buffer(bias) if bias is not None and ctx.needs_input_grad[2] else None
-        dhidden = torch.zeros(rows.shape, dtype=torch.float32)
+        dhidden = torch.zeros(rows.shape, dtype=torch.float32, device=rows.device)
         upstream = grads[0][:, None] / ctx.temperature
         for block, part, logits in _tiles(rows, weight, bias, ctx.temperature, ctx.columns):
             p, depth = _probabilities(logits, lse[block])
@@ -80,7 +81,7 @@ class _Entropy(torch.autograd.Function):
                 wgrad(dz, rows[block], dw[part])
             if db is not None:
                 # a bias is a weight whose input is always one
-                wgrad(dz, torch.ones(len(dz), 1, dtype=torch.bfloat16), db[part].view(-1, 1))
+                wgrad(dz, torch.ones(len(dz), 1, dtype=torch.bfloat16, device=dz.device), db[part].view(-1, 1))
         return (
             dhidden.to(ctx.hidden_dtype),
             None if dw is None else deliver_weight_gradient(weight, dw),
@@ -101,7 +102,7 @@ def _log_sum_exp(
 ) -> Tensor:
     """fp32 [n] over the whole vocabulary. Tiles hold logits that are already divided."""
     # as if there were one column of no weight: a rank may hold nothing but padding
-    state = lse_state(torch.full((len(rows), 1), float("-inf")))
+    state = lse_state(torch.full((len(rows), 1), float("-inf"), device=rows.device))
     for block, _, logits in _tiles(rows, weight, bias, temperature, columns):
         state[block] = merge_states([state[block], lse_state(logits)])
     return finish(merge_states(list(gather_states(state, group))))
@@ -112,19 +113,22 @@ def _tiles(
 ) -> Iterator[tuple[slice, slice, Tensor]]:
     """Rows, columns and scaled fp32 logits of each tile of this rank's real columns; in a tile of columns the rows
     ascend, so that sums over rows continue one chain."""
+    size = _ROWS[rows.device.type]
     for start in range(0, columns, _TILE):
         part = slice(start, min(start + _TILE, columns))
-        for first in range(0, len(rows), _ROWS):
-            block = slice(first, min(first + _ROWS, len(rows)))
+        for first in range(0, len(rows), size):
+            block = slice(first, min(first + size, len(rows)))
             logits = matmul_f32(rows[block], weight[part].detach())
             if bias is not None:
                 logits += bias[part].detach().float()
             yield block, part, logits.div_(temperature[block])
 
 
-def _as_column(temperature: Temperature, rows: int) -> Tensor:
-    """fp32 [n, 1]."""
-    return temperature[:, None] if isinstance(temperature, Tensor) else torch.full((rows, 1), temperature)
+def _as_column(temperature: Temperature, rows: Tensor) -> Tensor:
+    """fp32 [n, 1] for rows [n, H], on their device."""
+    if isinstance(temperature, Tensor):
+        return temperature[:, None]
+    return torch.full((len(rows), 1), temperature, dtype=torch.float32, device=rows.device)
 
 
 def _probabilities(logits: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ from samebits.linear_logp.errors import LinearLogpProviderUnavailable
 from samebits.linear_logp.support import kept_of
 from samebits.linear_logp.types import LinearLogpContext, LinearLogpRequest, LinearLogpResult, Temperature
 from samebits.ops.logprob import LOGPROB, linear_logp
+from samebits.ops.logprob.rows import temperature_at
 from samebits.ops.sample_support import Kept, kept_linear_logp
 
 # The backend of the LM head by the type of the device that the tensors are on.
@@ -38,8 +39,8 @@ CONTRACT_ID = contract_id(LOGPROB.as_data())
 def provider(request: LinearLogpRequest) -> LinearLogpResult:
     """Scores the active rows; [T, V] never exists, forward or backward.
 
-    Raises LinearLogpProviderUnavailable without a context, for other dtypes than bf16, on devices without kernels, and
-    on a GPU for supports and entropies; ValueError for an active target that is no token.
+    Raises LinearLogpProviderUnavailable without a context, for other dtypes than bf16, and on devices without kernels;
+    ValueError for an active target that is no token.
     """
     context = _served_context(request)
     rows = request.active_rows()
@@ -82,9 +83,6 @@ def _served_context(request: LinearLogpRequest) -> LinearLogpContext:
     device = request.target_ids.device
     if device.type not in BACKENDS:
         raise LinearLogpProviderUnavailable(f"serves {', '.join(BACKENDS)}, the request is on {device}")
-    limited = request.kept_ids is not None or request.log_prob_keep_mask is not None
-    if device.type != "cpu" and (limited or request.with_entropy):
-        raise LinearLogpProviderUnavailable(f"serves supports and entropies on the CPU, the request is on {device}")
     for name, tensor in (("hidden", context.hidden), ("weight", context.projection.weight)):
         if tensor.dtype != torch.bfloat16:
             raise LinearLogpProviderUnavailable(f"serves bfloat16, {name} is {tensor.dtype}")
@@ -136,19 +134,15 @@ def _score_kept(
         context.projection.weight,
         targets[limited],
         kept.select(limited),
-        temperature=_at(temperature, limited),
+        temperature=temperature_at(temperature, limited),
         bias=context.projection.bias,
         vocab_start=context.vocab_partition.local_start,
         group=request.tensor_parallel_group,
     )
     if not len(free):
         return logp
-    others = _score(context, hidden.index_select(0, free), targets[free], _at(temperature, free), request)
+    others = _score(context, hidden.index_select(0, free), targets[free], temperature_at(temperature, free), request)
     return torch.cat([logp, others]).index_select(0, torch.cat([limited, free]).argsort())
-
-
-def _at(temperature: Temperature, rows: Tensor) -> Temperature:
-    return temperature[rows] if isinstance(temperature, Tensor) else temperature
 
 
 def _place(scores: Tensor, rows: Tensor, request: LinearLogpRequest) -> Tensor:

@@ -16,7 +16,7 @@ def kept_of(request: LinearLogpRequest, rows: Tensor) -> Kept | None:
     """
     if request.log_prob_keep_mask is not None:
         owners, ids = request.log_prob_keep_mask[rows].nonzero(as_tuple=True)
-        limited = torch.ones(len(rows), dtype=torch.bool)
+        limited = torch.ones_like(rows, dtype=torch.bool)
         start = 0 if request.context is None else request.context.vocab_partition.local_start
         return _with_targets(owners, ids + start, limited, request, rows)
     if request.kept_ids is None:
@@ -24,9 +24,9 @@ def kept_of(request: LinearLogpRequest, rows: Tensor) -> Kept | None:
     if request.kept_counts is not None:
         counts = request.kept_counts[rows]
         first = request.kept_counts.cumsum(0)[rows] - counts
-        owners = torch.repeat_interleave(torch.arange(len(rows)), counts)
+        owners = torch.repeat_interleave(counts)
         begin = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
-        ids = request.kept_ids[first[owners] + torch.arange(len(owners)) - begin]
+        ids = request.kept_ids[first[owners] + torch.arange(len(owners), device=owners.device) - begin]
         limited = counts > 0
     else:
         table = request.kept_ids[rows]

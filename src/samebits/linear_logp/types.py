@@ -216,6 +216,7 @@ class LinearLogpRequest:
         if self.log_prob_keep_mask is not None:
             mask = self.log_prob_keep_mask
             _matrix("LinearLogpRequest.log_prob_keep_mask", mask)
+            _device("LinearLogpRequest.log_prob_keep_mask", mask, self.target_ids.device)
             if mask.dtype != torch.bool:
                 raise TypeError(f"LinearLogpRequest.log_prob_keep_mask must be bool, got {mask.dtype}")
             if mask.shape != (self.rows, self.columns):
@@ -237,6 +238,7 @@ class LinearLogpRequest:
             raise ValueError("LinearLogpRequest: kept_counts without kept_ids; give the ids, row after row")
         _tensor("LinearLogpRequest.kept_ids", self.kept_ids)
         _int64("LinearLogpRequest.kept_ids", self.kept_ids)
+        _device("LinearLogpRequest.kept_ids", self.kept_ids, self.target_ids.device)
         if bool((counts < 0).any()) or self.kept_ids.shape != (int(counts.sum()),):
             raise ValueError(
                 f"LinearLogpRequest: kept_counts add up to {int(counts.sum())} (none may be negative), "

@@ -159,8 +159,6 @@ class RunConfig(BaseModel):
                 "top_k, top_p and min_p need logp_case R/R: native vLLM does not say which tokens it kept, and native "
                 "Megatron-Core does not renormalise over them"
             )
-        if self.limited and self.device != "cpu":
-            raise ValueError("top_k, top_p and min_p are served on the CPU: leave the limits out, or set device to cpu")
         if self.limited and self.strict_gradients:
             raise ValueError(
                 "strict_gradients does not cover gradients over the tokens that top_k, top_p or min_p kept: "

@@ -50,3 +50,8 @@ def check_ids(op: str, name: str, ids: torch.Tensor, rows: int) -> None:
     """Raise ValueError unless ids are contiguous int64 [rows] or [rows, N]."""
     if ids.dtype != torch.int64 or ids.ndim not in (1, 2) or ids.shape[0] != rows or not ids.is_contiguous():
         raise ValueError(f"{op}: {name} must be contiguous int64 [{rows}], got {ids.dtype} {list(ids.shape)}")
+
+
+def temperature_at(temperature: Temperature, rows: slice | torch.Tensor) -> Temperature:
+    """The temperatures of some rows: a slice, or int64 [n]."""
+    return temperature[rows] if isinstance(temperature, torch.Tensor) else temperature

@@ -21,7 +21,7 @@ from samebits.ops.linear.launch import SMS, Launch
 from samebits.ops.logprob import kernels
 from samebits.ops.logprob.contract import EMPTY_TOP
 from samebits.ops.logprob.registry import KERNELS as KERNELS
-from samebits.ops.logprob.rows import NO_TARGET, Temperature
+from samebits.ops.logprob.rows import NO_TARGET, Temperature, temperature_at
 
 BLOCK, WARPS = 512, 1  # of a row, for one program
 BESIDE = 8  # programs of vector work beside one of matrix work on a multiprocessor
@@ -68,12 +68,19 @@ def linear_state(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: Temperature, arithmetic: str
 ) -> Tensor:
     """int64 [T, 6]: the state of hidden @ weight^T, then the fp32 bits of the target's z, or NO_TARGET."""
-    out = torch.empty(hidden.shape[0], 6, dtype=torch.int64, device=hidden.device)
-    out[:, 0], out[:, 1:5], out[:, 5] = EMPTY_TOP, 0, NO_TARGET
+    out = _no_states(hidden.shape[0], hidden.device)
     if weight.shape[0] == 0:
         return out
     for rows in _cuts(hidden.shape[0], TOKENS):
-        _block_state(hidden[rows], weight, bias, targets[rows], _of(temperature, rows), arithmetic, out[rows])
+        warmth = temperature_at(temperature, rows)
+        _block_state(hidden[rows], weight, bias, targets[rows], warmth, arithmetic, out[rows])
+    return out
+
+
+def _no_states(rows: int, device: torch.device) -> Tensor:
+    """int64 [rows, 6]: states of no terms, which hold no target."""
+    out = torch.empty(rows, 6, dtype=torch.int64, device=device)
+    out[:, 0], out[:, 1:5], out[:, 5] = EMPTY_TOP, 0, NO_TARGET
     return out
 
 
@@ -86,17 +93,25 @@ def _block_state(
     arithmetic: str,
     out: Tensor,
 ) -> None:
-    chunks = _cuts(weight.shape[0], _chunk(hidden, weight))
+    chunks = chunks_of(hidden, weight)
     parts = torch.empty(hidden.shape[0], len(chunks), 5, dtype=torch.int64, device=hidden.device)
     both = _Both(hidden, weight)
     for number, columns in enumerate(chunks):
         logits = both.buffer(number, columns)
         both.matrix_waits(number)
-        _logits(hidden, weight, bias, columns, logits, arithmetic)
+        chunk_logits(hidden, weight, bias, columns, logits, arithmetic)
         with both.vector_work(number):
             _row_states(logits, temperature, parts, 1, number, (targets, out, columns.start))
     both.join()
     _merged(parts, out)
+
+
+def picked_state(logits: Tensor, targets: Tensor, temperature: Temperature) -> Tensor:
+    """int64 [T, 6]: the state of logits [T, V], then the fp32 bits of the target's z, or NO_TARGET."""
+    rows, out = len(logits), _no_states(len(logits), logits.device)
+    parts = torch.empty(rows, 1, 5, dtype=torch.int64, device=logits.device)
+    _row_states(logits, temperature, parts, 1, pick=(targets, out, 0))
+    return _merged(parts, out)
 
 
 def linear_backward(
@@ -115,7 +130,7 @@ def linear_backward(
     dhidden = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
     if weight.shape[0]:
         for rows in _cuts(hidden.shape[0], TOKENS):
-            given = (upstream[rows], hidden[rows], targets[rows], _of(temperature, rows), lse[rows])
+            given = (upstream[rows], hidden[rows], targets[rows], temperature_at(temperature, rows), lse[rows])
             _block_backward(*given, weight, bias, dhidden[rows], dw, dbias, arithmetic)
     return dhidden
 
@@ -133,7 +148,7 @@ def _block_backward(
     dbias: Tensor | None,
     arithmetic: str,
 ) -> None:
-    chunks = _cuts(weight.shape[0], _chunk(hidden, weight))
+    chunks = chunks_of(hidden, weight)
     both = _Both(hidden, weight)
     gradients = [torch.empty_like(buffer, dtype=torch.bfloat16) for buffer in both.buffers]
 
@@ -149,11 +164,11 @@ def _block_backward(
 
     for number, columns in enumerate(chunks):
         logits = both.buffer(number, columns)
-        _logits(hidden, weight, bias, columns, logits, arithmetic)
+        chunk_logits(hidden, weight, bias, columns, logits, arithmetic)
         # its buffer of gradients is free: the products of two chunks ago are in this stream before the logits
         with both.vector_work(number):
             dz = gradients[number % 2][:, : columns.stop - columns.start]
-            _logit_gradient(logits, upstream, lse, targets, temperature, dz, columns.start)
+            logit_gradient(logits, upstream, lse, targets, temperature, dz, columns.start)
         if number > 0:
             products(number - 1)
     products(len(chunks) - 1)
@@ -193,7 +208,15 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, columns: slice, out: Tensor, arithmetic: str) -> None:
+def chunks_of(hidden: Tensor, weight: Tensor) -> list[slice]:
+    """The columns in chunks whose logits for these rows, TOKENS at most, fit in little memory."""
+    return _cuts(weight.shape[0], _chunk(hidden, weight))
+
+
+def chunk_logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, columns: slice, out: Tensor, arithmetic: str
+) -> None:
+    """out fp32 [T, chunk] = the logits of one chunk of columns."""
     part = None if bias is None else bias[columns]
     suits = hidden.shape[0] >= 1024 and linear.suits_tma(hidden, weight, out)
     how = LOGITS if suits and arithmetic != "fma32" else None
@@ -251,9 +274,10 @@ def _finish(
     )  # fmt: skip
 
 
-def _logit_gradient(
+def logit_gradient(
     logits: Tensor, upstream: Tensor, lse: Tensor, targets: Tensor, temperature: Temperature, dz: Tensor, first: int
 ) -> None:
+    """dz bf16 [T, V] of logits [T, V], whose columns are those from `first` on of what `targets` count."""
     rows, columns = logits.shape
     programs = min(rows * cdiv(columns, BLOCK), _beside(logits.device))
     launcher(kernels.logit_gradient)[(programs,)](
@@ -271,10 +295,6 @@ def _chunk(hidden: Tensor, weight: Tensor) -> int:
 
 def _cuts(length: int, step: int) -> list[slice]:
     return [slice(at, min(at + step, length)) for at in range(0, length, step)]
-
-
-def _of(temperature: Temperature, rows: slice) -> Temperature:
-    return temperature[rows] if isinstance(temperature, Tensor) else temperature
 
 
 def _temperatures(temperature: Temperature) -> tuple[Tensor | None, float]:

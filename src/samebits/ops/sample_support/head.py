@@ -45,9 +45,9 @@ def kept_linear_logp(
 ) -> Tensor:
     """Log-probabilities of `targets` under softmax((hidden @ weight^T + bias) / temperature) over kept ids: fp32 [T].
 
-    Arguments are those of `linear_logp`; `kept` names ids of the whole vocabulary, at least one for each row, the
-    target among them. Each tensor-parallel rank computes those ids that its rows of the weight cover; all get the
-    same result. Gradients reach only kept columns: hidden gets the part that this rank's columns give.
+    Arguments are those of `linear_logp`; `kept`, on any device, names ids of the whole vocabulary, at least one for
+    each row, the target among them. Each tensor-parallel rank computes those ids that its rows of the weight cover;
+    all get the same result. Gradients reach only kept columns: hidden gets the part that this rank's columns give.
 
     Raises ValueError on other dtypes or shapes, and for a target outside its row's support or held by no rank.
     """
@@ -55,6 +55,7 @@ def kept_linear_logp(
     check_ids("kept_linear_logp", "targets", targets, rows)
     check_temperature("kept_linear_logp", temperature, rows)
     kept.check(rows)
+    kept = kept.to(hidden.device)
     _check(hidden, weight, bias, kept, targets)
     local = kept.inside(vocab_start, vocab_start + len(weight))
     impl, kind = (
@@ -82,7 +83,7 @@ def _check(hidden: Tensor, weight: Tensor, bias: Tensor | None, kept: Kept, targ
     if not bool(kept.limited.all()):
         row = int((~kept.limited).nonzero()[0])
         raise ValueError(f"kept_linear_logp: row {row} keeps all ids; score it with linear_logp")
-    found = torch.zeros(len(targets), dtype=torch.int64)
+    found = targets.new_zeros(len(targets))
     found.index_add_(0, kept.owners(), (kept.ids == targets[kept.owners()]).long())
     if not bool((found == 1).all()):
         row = int((found != 1).nonzero()[0])

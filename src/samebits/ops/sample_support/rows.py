@@ -51,7 +51,7 @@ class Limits:
 class Kept:
     """The ids that a sampler kept: row r has the next counts[r] of `ids`, ascending; a row of count 0 keeps all.
 
-    counts int64 [T], ids int64 [sum of counts].
+    counts int64 [T], ids int64 [sum of counts], on one device.
     """
 
     counts: Tensor
@@ -71,7 +71,11 @@ class Kept:
     @cached_property
     def offsets(self) -> Tensor:
         """int64 [T + 1]: where each row's ids start, and behind them their number."""
-        return torch.cat([torch.zeros(1, dtype=torch.int64), self.counts.cumsum(0)])
+        return torch.cat([self.counts.new_zeros(1), self.counts.cumsum(0)])
+
+    def to(self, device: torch.device) -> Kept:
+        """The same on a device."""
+        return Kept(self.counts.to(device), self.ids.to(device))
 
     @property
     def limited(self) -> Tensor:
@@ -88,7 +92,7 @@ class Kept:
 
     def owners(self) -> Tensor:
         """int64 [ids]: the row of each id."""
-        return torch.repeat_interleave(torch.arange(len(self.counts)), self.counts)
+        return torch.repeat_interleave(self.counts)
 
     def inside(self, start: int, stop: int) -> Kept:
         """What lies in [start, stop), counted from start. A row may be left with no id, which does not mean all."""
@@ -117,4 +121,4 @@ class Kept:
         counts = self.counts[rows]
         first = torch.repeat_interleave(self.offsets[rows], counts)
         begin = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
-        return first + torch.arange(len(first)) - begin
+        return first + torch.arange(len(first), device=first.device) - begin

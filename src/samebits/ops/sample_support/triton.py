@@ -1,4 +1,5 @@
-"""Supports on a CUDA or HIP device: sorting and whole numbers by torch, terms by a kernel, draws by those of `sample`.
+"""Supports on a CUDA or HIP device: sorting and whole numbers by torch, terms by a kernel, draws by those of `sample`,
+the LM head in `kept_head`.
 
 A row's kept columns are its row with all others at -inf, which has the same terms in the same order.
 """
@@ -13,7 +14,6 @@ import triton.language as tl
 from torch import Tensor
 
 from samebits.arithmetic.triton import count_launch
-from samebits.backends import NoBackend
 from samebits.backends.device_counters import slot
 from samebits.backends.launcher import cdiv, launcher
 from samebits.ops.logprob import triton as logprob
@@ -21,6 +21,9 @@ from samebits.ops.logprob.contract import TOP_LIMIT
 from samebits.ops.logprob.kernels import term_of
 from samebits.ops.logprob.rows import Temperature
 from samebits.ops.sample import triton as sample
+from samebits.ops.sample_support import kept_head
+from samebits.ops.sample_support.kept_head import kept_backward as kept_backward
+from samebits.ops.sample_support.kept_head import kept_state as kept_state
 from samebits.ops.sample_support.ordered import kept_mask
 from samebits.ops.sample_support.rows import NO_DISTRIBUTION, Kept, Limits
 
@@ -94,16 +97,6 @@ def kept_logprob(logits: Tensor, targets: Tensor, temperature: Temperature, kept
     return torch.where(inside & mask.gather(1, targets.clamp(0, logits.shape[1] - 1)), scores, -torch.inf)
 
 
-def kept_state(*_: object) -> Tensor:
-    """Not on a device: a product sums the kept columns alone, which no kernel of ours gathers yet."""
-    raise NoBackend("kept_linear_logp: there is no kernel for a GPU; backend='reference' computes it on the CPU")
-
-
-def kept_backward(*_: object) -> Tensor:
-    """As kept_state."""
-    return kept_state()
-
-
 def _only(logits: Tensor, kept: Kept) -> tuple[Tensor, Tensor]:
     """Rows with -inf in every column that was not kept, and bool [T, V]: what was."""
     mask = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
@@ -121,4 +114,5 @@ KERNELS = (
         "terms", terms_of_rows, {"z": "*fp32", "q": "*i64", "i": "*i64", "counter": "*i64", "n": "i32"},
         {"BLOCK": BLOCK}, {"num_warps": 4},
     ),
+    *kept_head.KERNELS,
 )  # fmt: skip

@@ -106,6 +106,7 @@ def _gradients(at: Subject) -> list[Tensor]:
     logits = matmul_f32(hidden, weight, bias)
     kept = sample_support(logits, each, Limits.of(ROWS, top_k=560, top_p=0.9))
     targets, _ = sample_kept(logits, each, *_keys(DEFINITION), kept)
+    targets, each = at.put(targets), at.put(each)
 
     def score(h: Tensor, w: Tensor, b: Tensor) -> Tensor:
         return kept_linear_logp(h, w, targets, kept, each, b, backend=at.backend, arithmetic=at.arithmetic)
