@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
+from samebits.cli.main import app
 from samebits.cli.wiring import parts
 from samebits.rl.config import RunConfig, load_config
 from samebits.rl.inputs import resolve_inputs
@@ -100,6 +102,35 @@ def test_weights_that_are_not_the_model_s(tmp_path: Path, setting: str, change: 
     shutil.copytree(resolve_inputs(RunConfig()).model, tmp_path / "model")
     change(tmp_path / "model")
     assert CHECKPOINTS[change] in refused(tmp_path, **{setting: str(tmp_path / "model")})
+
+
+ELSEWHERE = {
+    ("ablate", "--kv-cache-gib", "0.001", "--arm", "M000"): "kv_cache_gib 0.001: one sequence",
+    ("ablate", "--train-cp", "2", "--arm", "M000"): "no context parallelism",
+    ("locate", "--trainer-model", "preset:arithmetic", "--trainer-tp", "3"): "train_tp 3 is not a power of two",
+    ("locate", "--trainer-model", "preset:arithmetic", "--temperature", "5"): "temperature 5.0 is above 2",
+    (
+        "locate",
+        "--trainer-model",
+        "preset:arithmetic",
+        "--prompt-ids",
+        "5,512",
+    ): "token id 512 is beyond the vocabulary",
+    ("locate", "--trainer-model", "preset:arithmetic", "--max-tokens", "5000"): "exceed the model's 1024 positions",
+}
+
+
+@pytest.mark.parametrize("words", ELSEWHERE)
+def test_ablations_and_traces_leave_no_folder_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    for command in ("ablate", "locate"):  # signals are this process's own
+        monkeypatch.setattr(f"samebits.cli.{command}.prepare", lambda: None)
+    folder = "--run-dir" if words[0] == "ablate" else "--out"
+    done = CliRunner().invoke(app, [*words, folder, str(tmp_path / "out")])
+    assert done.exit_code == 2
+    assert ELSEWHERE[words] in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 class Recorded:

@@ -14,7 +14,7 @@ from samebits.evidence.record import Watcher
 from samebits.evidence.store import MANIFEST, SEAL, TIMELINE, json_bytes, write_whole
 from samebits.evidence.verify import verify
 from samebits.rl.inputs import Inputs
-from samebits.rl.job import Parts, run_job
+from samebits.rl.job import Parts, check_job, run_job
 from samebits.rl.protocols import RunFailed
 from samebits.timeline.events import parse_json
 
@@ -26,9 +26,11 @@ def run_ablation(
 ) -> dict[str, Any]:
     """All arms in all views, then ablation.json and ablation.md. Returns what ablation.json holds.
 
-    An arm that fails shows in the table and does not stop the others. Raises ValueError for a folder with another
-    plan or with an arm whose records do not hold, OSError when the disk refuses something.
+    An arm that fails shows in the table and does not stop the others. Raises ValueError for a job that no arm can run
+    (nothing was written), for a folder with another plan or with an arm whose records do not hold, OSError when the
+    disk refuses something.
     """
+    _check_arms(plan, parts)
     data = plan.as_data(inputs, parts.contract(plan.config, inputs))
     if open_folder(plan, data):
         say(f"{plan.folder} holds this ablation: finished arms are verified and kept")
@@ -47,6 +49,17 @@ def run_ablation(
     write_whole(plan.folder / ABLATION, json_bytes(ablation))
     write_whole(plan.folder / ABLATION_TEXT, as_markdown(ablation).encode())
     return ablation
+
+
+def _check_arms(plan: Plan, parts: Parts) -> None:
+    """Raises ValueError when every arm is refused before it starts, with the reason of the first."""
+    reasons = []
+    for arm in _ordered(plan, FREE):
+        try:
+            return check_job(plan.config_of(FREE, arm), parts)
+        except ValueError as error:
+            reasons.append(error)
+    raise reasons[0]
 
 
 def _ordered(plan: Plan, view: str) -> list[Arm]:

@@ -15,7 +15,7 @@ from samebits.contract.routes import MODULES
 from samebits.evidence.store import LOCATE, LOCATED
 from samebits.evidence.verdict import Verdict
 from samebits.rl.config import RunConfig, load_config
-from samebits.rl.inputs import Inputs, resolve_model
+from samebits.rl.inputs import Inputs, read_object, resolve_model
 from samebits.rl.protocols import RunFailed
 
 if TYPE_CHECKING:
@@ -66,7 +66,6 @@ def locate_command(
     folder = out or (run / LOCATE if run is not None else Path(LOCATE))
     prepare()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         if run is not None:
             answered = _from_run(run, sample, token, parts(), folder)
         else:
@@ -109,6 +108,7 @@ def _written(answered: Answered, folder: Path) -> Any:
     if answered.sample is not None:
         path = write_repro(folder, found, answered.sample)
         found = dataclasses.replace(found, repro=str(path))
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / LOCATED).write_text(json.dumps(found.as_data(), indent=1) + "\n", encoding="utf-8")
     return found
 
@@ -126,6 +126,7 @@ def _between(given: ByHand, parts: Parts, folder: Path) -> Answered:
     models = [resolve_model(name, name) for name in (given.trainer_model, given.rollout_model)]
     prompt = _prompt(given, models[1])
     response = _ids(given.response_ids, "--response-ids")
+    _check_ids((*prompt, *response), models)
     length = len(response) or given.max_tokens
     settings = [_setting(given, parts, model, len(prompt), length) for model in models]
     asked = Given(prompt=prompt, response=response, max_tokens=given.max_tokens, seed=given.seed)
@@ -145,6 +146,13 @@ def _ids(text: str | None, flag: str) -> tuple[int, ...]:
     if not all(word.isdecimal() for word in words):
         raise ValueError(f"{flag}: want token ids, such as 5,17,3; got {text!r}")
     return tuple(map(int, words))
+
+
+def _check_ids(ids: Sequence[int], models: Sequence[Path]) -> None:
+    for model in models:
+        size = read_object(model / "config.json").get("vocab_size")
+        if isinstance(size, int) and ids and max(ids) >= size:
+            raise ValueError(f"token id {max(ids)} is beyond the vocabulary of {model}, which has {size}")
 
 
 def _setting(given: ByHand, parts: Parts, model: Path, prompt: int, response: int) -> Setting:

@@ -33,16 +33,15 @@ def hosted(
     Their logs go to `folder`. Raises ValueError for settings that a side can't serve, RunFailed when a process fails.
     """
     config = trainer.config
-    logs = folder / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    rendezvous = folder / "rendezvous"
-    rendezvous.unlink(missing_ok=True)
     (engine_config,) = parts.engine_arguments(rollout.config, rollout.inputs, rollout.contract, engine)
     engine_config = dataclasses.replace(engine_config, forced=True)
     ranks = [
         parts.trainer_arguments(config, trainer.inputs, trainer.contract, rank, folder)
         for rank in range(config.trainer_ranks)
     ]
+    logs = folder / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    (folder / "rendezvous").unlink(missing_ok=True)
     with ExitStack() as stack:
         engines = Group([f"rollout engine {engine}"], logs)
         stack.callback(engines.kill)

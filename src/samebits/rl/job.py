@@ -47,6 +47,48 @@ class Parts:
     contract: Callable[[RunConfig, Inputs], RunContract]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Ready:
+    """What a job needs before its first process starts."""
+
+    inputs: Inputs
+    contract: RunContract
+    tokenizer: ChatTokenizer
+    prompts: PromptSet
+    held_out: PromptSet | None
+    stop_ids: tuple[int, ...]
+    recorded: RecordedTokens | None
+    engine_args: Sequence[tuple[Any, ...]]
+    trainer_args: Sequence[tuple[Any, ...]]
+
+
+def _make_ready(config: RunConfig, parts: Parts, scratch: Path) -> _Ready:
+    inputs = resolve_inputs(config)
+    contract = parts.contract(config, inputs)
+    tokenizer = ChatTokenizer(inputs.model)
+    prompts = PromptSet(inputs.prompts, tokenizer, config.max_prompt_length)
+    prompts.batch(1, config.prompts_per_step, config.seed)
+    return _Ready(
+        inputs=inputs,
+        contract=contract,
+        tokenizer=tokenizer,
+        prompts=prompts,
+        held_out=_held_out(config, inputs, tokenizer),
+        stop_ids=stop_ids(inputs.model),
+        recorded=RecordedTokens(Path(config.replay_tokens), config, prompts) if config.replay_tokens else None,
+        engine_args=[parts.engine_arguments(config, inputs, contract, i) for i in range(config.rollout_engines)],
+        trainer_args=[
+            parts.trainer_arguments(config, inputs, contract, rank, scratch) for rank in range(config.trainer_ranks)
+        ],
+    )
+
+
+def check_job(config: RunConfig, parts: Parts) -> None:
+    """Raises ValueError for what `run_job` would refuse before it writes anything."""
+    with scratch_folder() as scratch:
+        _make_ready(config, parts, scratch)
+
+
 def run_job(config: RunConfig, parts: Parts, watch: Watcher = lambda event: None) -> dict[str, Any]:
     """Runs one job to its seal and returns the summary.
 
@@ -55,38 +97,26 @@ def run_job(config: RunConfig, parts: Parts, watch: Watcher = lambda event: None
     """
     if config.run_dir is None:
         raise ValueError("run_dir: want a directory for the records, got none")
-    inputs = resolve_inputs(config)
-    contract = parts.contract(config, inputs)
-    tokenizer = ChatTokenizer(inputs.model)
-    prompts = PromptSet(inputs.prompts, tokenizer, config.max_prompt_length)
-    prompts.batch(1, config.prompts_per_step, config.seed)
-    held_out = _held_out(config, inputs, tokenizer)
-    ends = stop_ids(inputs.model)
-    recorded = RecordedTokens(Path(config.replay_tokens), config, prompts) if config.replay_tokens else None
-
     with ExitStack() as stack:
         scratch = stack.enter_context(scratch_folder())
-        engine_args = [parts.engine_arguments(config, inputs, contract, i) for i in range(config.rollout_engines)]
-        trainer_args = [
-            parts.trainer_arguments(config, inputs, contract, rank, scratch) for rank in range(config.trainer_ranks)
-        ]
+        ready = _make_ready(config, parts, scratch)
         run = RunDirectory.create(Path(config.run_dir))
-        manifest = describe(config, inputs, contract)
+        manifest = describe(config, ready.inputs, ready.contract)
         run.write_json(MANIFEST, {**manifest, "files": []})
         record = Recorder(run, watch)
         stack.callback(record.close)
-        rollout, trainer = _start(stack, config, parts, run.path / LOGS, engine_args, trainer_args)
+        rollout, trainer = _start(stack, config, parts, run.path / LOGS, ready.engine_args, ready.trainer_args)
         job = Job(
             config=config,
-            prompts=prompts,
-            held_out=held_out,
+            prompts=ready.prompts,
+            held_out=ready.held_out,
             reward=reward,
-            decode=tokenizer.decode,
-            stop_ids=ends,
-            recorded=recorded,
+            decode=ready.tokenizer.decode,
+            stop_ids=ready.stop_ids,
+            recorded=ready.recorded,
             rollout=rollout,
             trainer=trainer,
-            contract=contract,
+            contract=ready.contract,
             weights=scratch,
         )
         run_loop(job, record)
