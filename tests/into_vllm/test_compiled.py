@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,49 @@ def test_nodes_are_given_to_the_module_that_made_them() -> None:
     assert set(seen[0]["modules"]) == {"", "layers.0", "layers.1"}
     assert list(seen[0]["modules"]["layers.1"]) == ["torch.silu"]
     assert seen[0]["samebits"] == []
+
+
+GPU_BACKEND = """
+import torch
+from vllm.compilation.backends import VllmBackend
+from vllm.config import CompilationConfig, VllmConfig, set_current_vllm_config
+from vllm.config.compilation import CompilationMode, CUDAGraphMode
+from samebits.into_vllm.compiled import graphs
+from samebits.into_vllm.patches import COMPILER
+from samebits.into_vllm.settings import _compiler
+from samebits.into_vllm.config import EngineConfig
+from samebits.contract.routes import ModuleRoutes
+
+native = EngineConfig(model="none", contract={}, case=ModuleRoutes("P", "P", "P"), compiled=True, device="cuda")
+config = VllmConfig(**{"compilation_config": CompilationConfig(), **_compiler(native)})
+# what a machine without GPUs sets otherwise
+settings = config.compilation_config
+settings.mode, settings.cudagraph_mode = CompilationMode.VLLM_COMPILE, CUDAGraphMode.NONE
+settings.backend, settings.compile_sizes = "eager", []
+x = torch.ones(8, 4)
+torch._dynamo.mark_dynamic(x, 0)
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(4, 4), torch.nn.SiLU()])
+    def forward(self, x):
+        return self.layers[1](self.layers[0](x)) + x
+
+model = Model()
+with COMPILER.applied(), set_current_vllm_config(config):
+    found = torch.compile(model, backend=VllmBackend(config), fullgraph=True)(x)
+assert torch.equal(found, model(x))
+(graph,) = graphs()
+print(sorted(graph["modules"]), sorted(graph["modules"]["layers.1"]))
+"""
+
+
+def test_the_backend_of_gpus_shows_its_graphs() -> None:
+    # in a process of its own: it changes vLLM's idea of the platform's settings
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", GPU_BACKEND], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1] == "['', 'layers.0', 'layers.1'] ['torch.silu']"
 
 
 def test_an_operator_of_ours_inside_a_graph_is_named() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.into_vllm.patches import CPU_SYMBOLS, PATCHES_BY_GROUP, SYMBOLS
+from samebits.into_vllm.patches import COMPILER, CPU_SYMBOLS, PATCHES_BY_GROUP, SYMBOLS
 from samebits.into_vllm.wheel_symbols import lacking
 from samebits.patching import Symbol, census
 
@@ -19,7 +19,7 @@ def test_census() -> None:
 
 
 def test_every_patch_is_in_the_census() -> None:
-    for patches in PATCHES_BY_GROUP.values():
+    for patches in (*PATCHES_BY_GROUP.values(), (COMPILER,)):
         assert all(patch.symbol in SYMBOLS for patch in patches)
 
 

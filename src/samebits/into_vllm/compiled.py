@@ -1,8 +1,8 @@
 """What vLLM's compiled mode really compiled: the nodes of its graphs, by the module that each came from.
 
-Module hooks do not fire inside a compiled part. A pass of the compiler sees every graph before it is lowered, and each
-node names the module whose code it is. How often the compiled part ran is counted by the attention operator, which it
-calls back in every layer.
+Module hooks do not fire inside a compiled part. Every graph is seen before it is lowered, on a CPU by a pass of the
+compiler, on a GPU on its way into vLLM's backend (`patches.py`), and each node names the module whose code it is. How
+often the compiled part ran is counted by the attention operator, which it calls back in every layer.
 """
 
 from __future__ import annotations
@@ -26,11 +26,16 @@ class GraphWitness(CustomGraphPass):
     """A pass that changes nothing and writes down what it sees."""
 
     def __call__(self, graph: fx.Graph) -> None:
-        _graphs.append(graph_record(graph))
+        see(graph)
 
     def uuid(self) -> str:
         """Part of the compiler's cache key: graphs that were compiled unseen are compiled again."""
         return "samebits.graph_witness.1"
+
+
+def see(graph: fx.Graph) -> None:
+    """Write down a graph that is about to be compiled."""
+    _graphs.append(graph_record(graph))
 
 
 def inductor_settings() -> dict[str, Any]:

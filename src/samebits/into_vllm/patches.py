@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from samebits.into_vllm.plan import RoutePlan
 from samebits.patching import Patch, Symbol
 
 # The CPU build was run; of the GPU builds the symbols were read (tests/fixtures/vllm_wheels.json).
@@ -48,7 +50,36 @@ SAMPLER = Patch(
     make=_keyed_sampler,
 )
 
+
+def _seen(compile_graph: Any) -> Any:
+    from samebits.into_vllm.compiled import see
+
+    @functools.wraps(compile_graph)
+    def seen(self: Any, graph: Any, example_inputs: Any) -> Any:
+        see(graph.graph)
+        return compile_graph(self, graph, example_inputs)
+
+    return seen
+
+
+COMPILER = Patch(
+    symbol=symbol("vllm.compilation.backends:VllmBackend.__call__", "self", "graph", "example_inputs"),
+    why=(
+        "the compiled mode of GPUs keeps inductor's pass over whole graphs to itself, and passes behind it don't see a "
+        "graph whose code lies in the compiler's cache"
+    ),
+    make=_seen,
+)
+
 PATCHES_BY_GROUP: dict[str, tuple[Patch, ...]] = {"attention": (), "ffn": (), "logp": (SAMPLER,)}
+
+
+def patches_of(plan: RoutePlan) -> list[Patch]:
+    """The patches that an engine with this plan needs."""
+    if plan.case.all_native:
+        return [COMPILER] if plan.compiled and plan.device == "cuda" else []
+    return [patch for group, patches in PATCHES_BY_GROUP.items() if plan.route(group) == "R" for patch in patches]
+
 
 # Where the engine runs on a CPU.
 CPU_SYMBOLS: tuple[Symbol, ...] = (
@@ -60,6 +91,7 @@ CPU_SYMBOLS: tuple[Symbol, ...] = (
 _LAYERS = "vllm.model_executor.layers"
 SYMBOLS: tuple[Symbol, ...] = (
     SAMPLER.symbol,
+    COMPILER.symbol,
     symbol("vllm.v1.attention.backends.registry:register_backend", "backend", "class_path"),
     symbol("vllm.v1.attention.backend:AttentionMetadataBuilder.build", "self", "common_prefix_len"),
     symbol("vllm.model_executor.custom_op:CustomOp.register_oot"),

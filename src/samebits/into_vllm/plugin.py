@@ -37,9 +37,11 @@ def _install(plan: RoutePlan) -> None:
     from vllm.model_executor.model_loader import register_model_loader
 
     from samebits.into_vllm.loader import LOAD_FORMAT, loader_for
-    from samebits.into_vllm.patches import PATCHES_BY_GROUP
+    from samebits.into_vllm.patches import patches_of
 
     register_model_loader(LOAD_FORMAT)(loader_for(plan))
+    for patch in patches_of(plan):
+        patch.apply()
     if plan.case.all_native:
         return
     _check_contract(plan)
@@ -48,10 +50,6 @@ def _install(plan: RoutePlan) -> None:
     _register_layers()
     if plan.case.attention == "R":
         _register_attention(plan.device)
-    for group, patches in PATCHES_BY_GROUP.items():
-        if plan.route(group) == "R":
-            for patch in patches:
-                patch.apply()
 
 
 def _set_kernel_threads(threads: int) -> None:

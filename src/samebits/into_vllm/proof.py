@@ -14,7 +14,7 @@ from samebits.backends.identity import kernels
 from samebits.contract import digest_of, held_contract, model_constants, refusal
 from samebits.contract.boundaries import BOUNDARIES
 from samebits.into_vllm.calls import Calls
-from samebits.into_vllm.patches import DISTRIBUTION, PATCHES_BY_GROUP
+from samebits.into_vllm.patches import DISTRIBUTION, patches_of
 from samebits.into_vllm.places import SAMPLER, Place
 from samebits.into_vllm.plan import RoutePlan
 
@@ -55,12 +55,7 @@ def route_record(state: WorkerState, rank: int, sampler: Any, keyed: bool, model
                 SAMPLER, plan.route(SAMPLER.group), class_name(sampler), getattr(sampler, "calls", Calls()).computed
             ),
         },
-        "patches": [
-            patch.record()
-            for group, patches in PATCHES_BY_GROUP.items()
-            if plan.route(group) == "R"
-            for patch in patches
-        ],
+        "patches": [patch.record() for patch in patches_of(plan)],
         "versions": {name: version(name) for name in (DISTRIBUTION, "torch", "samebits")},
         **_kernels(plan),
         "weights": None if version_held is None else [version_held.counter, version_held.digest],
@@ -164,8 +159,7 @@ def _check_record(record: dict[str, Any], plan: RoutePlan) -> None:
         ours = module["implementation"].startswith("samebits.")
         if module["route"] != route or ours != (route == "R"):
             raise ProofMissing(f"{who}: {name} is computed by {module['implementation']}, the plan wants route {route}")
-    for group, patches in PATCHES_BY_GROUP.items():
-        for patch in patches if plan.route(group) == "R" else ():
-            placed = [p for p in record["patches"] if p["symbol"] == patch.symbol.path and p["in_place"]]
-            if not placed:
-                raise ProofMissing(f"{who}: the patch of {patch.symbol.path} is not in place")
+    for patch in patches_of(plan):
+        placed = [p for p in record["patches"] if p["symbol"] == patch.symbol.path and p["in_place"]]
+        if not placed:
+            raise ProofMissing(f"{who}: the patch of {patch.symbol.path} is not in place")

@@ -47,8 +47,8 @@ def engine_arguments(config: EngineConfig, plan: RoutePlan) -> dict[str, Any]:
 
 
 def _compiler(config: EngineConfig) -> dict[str, Any]:
-    """The compiled mode as it is, with a witness of what it compiles."""
-    if not config.compiled:
+    """The compiled mode as it is; on a CPU with a witness of what it compiles, which on a GPU is a patch."""
+    if not config.compiled or config.device == "cuda":
         return {}
     from samebits.into_vllm.compiled import inductor_settings
 
