@@ -132,6 +132,12 @@ EDITS = [
     ("steps = 2", "pairs = [['tp1', 'tp9']]", "pairs: ['tp1', 'tp9'] is not [trainer layout, rollout layout]", ""),
     ("[rollout.tp1]", "[rollout.'TP 1']", "want a name of small letters, digits and dashes", ""),
     ("steps = 2", "stops = 2", "unknown key 'stops'", "known: form, steps"),
+    (
+        "max_prompt_length = 64",
+        "max_prompt_length = 8",
+        "the shortest of 6000 prompts has",
+        "that max_prompt_length allows",
+    ),
 ]
 
 

@@ -14,6 +14,7 @@ from samebits.contract import digest_of
 from samebits.evidence.verdict import Verdict
 from samebits.matrix.form_score import score_pairs
 from samebits.matrix.form_train import train_pairs
+from samebits.matrix.layouts import requests_of
 from samebits.matrix.model import write_model
 from samebits.matrix.plan import Matrix
 from samebits.matrix.record import HOW, RECORD, SCHEMA, TABLE, markdown, write_json
@@ -61,7 +62,8 @@ def run_matrix(matrix: Matrix, folder: Path, parts: Parts, say: Say = lambda lin
 
 
 def refuse_what_cannot_work(matrix: Matrix, inputs: Inputs, parts: Parts, folder: Path) -> None:
-    """Raise ValueError with the rule that a layout breaks; nothing has been started."""
+    """Raise ValueError for unreadable problems, or with the rule that a layout breaks; nothing has been started."""
+    requests_of(matrix.config(None, None), inputs)
     for trainer, rollout in matrix.pairs:
         config = matrix.config(trainer, rollout)
         contract = parts.contract(config, inputs)
