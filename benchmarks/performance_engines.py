@@ -106,24 +106,44 @@ def training(data: Data) -> str:
 
 
 def reference_workload(data: Data) -> str:
-    """The steps of a run of the reference workload that was cut off, as its timeline has them."""
-    steps: dict[int, Data] = {}
-    for event in data["events"]:
-        if event["kind"] != "published":
-            steps.setdefault(event["step"], {})[event["kind"]] = event
-    rows = []
-    for number, found in steps.items():
-        seconds = found.get("timed", {"seconds": {}})["seconds"]
-        times = [f"{seconds[part]:.1f}" if part in seconds else "" for part in ("generate", "publish")]
-        compared = found["compared"]
-        differ = [f"{compared['compared_tokens']:,}", str(compared["mismatch_count"])]
-        rows.append([str(number), *differ, f"{found['trained']['seconds']['total']:.1f}", *times])
+    """Whole steps of the reference workload on both routes, with its published figures."""
+    rows = [
+        [
+            r["arm"], str(r["cards"]), f"{r['steps']}", f"{sum(s['compared_tokens'] for s in r['by_step']):,}",
+            f"{sum(s['mismatch_count'] for s in r['by_step']):,}",
+            f"{max(s['max_abs_diff'] for s in r['by_step']):.3g}",
+            f"{r['seconds_per_step']:.2f}", f"{r['tokens_per_gpu_s']:.2f}", f"{_tokens_per_gpu_s(r):.2f}",
+        ]
+        for r in data["records"]
+    ]  # fmt: skip
+    published, gap = data["published"], ["", "", ""]
+    rows += [
+        [
+            f"{arm}, published", "8 x MI300X", "200", *gap, f"{seconds:.2f}",
+            f"{published['tokens_per_gpu_s'][arm]:.2f}", "",
+        ]
+        for arm, seconds in published["seconds_per_step"].items()
+    ]  # fmt: skip
+    phases = sorted({name for r in data["records"] for step in r["phases"] for name in step})
+    by_phase = [
+        [r["arm"], *(" ".join(f"{step[p]:.1f}" for step in r["phases"]) for p in phases)] for r in data["records"]
+    ]
+    head = ["arm", "cards", "steps", "log-probabilities", "differ", "largest difference"]
+    head += ["s a step", "tokens/GPU/s", "raw"]
     return "\n\n".join((
         "## The reference workload",
-        "R/R at the sizes of Qwen3-8B, random weights, bf16: 1 prompt x 8 samples, responses of up to 7,168 tokens, "
-        "KL coefficient 0.001, seeds 1234, two engines, weights by CUDA IPC (`benchmarks/reference_workload.py`). Two "
-        "cards: a trainer of TP2, engines of one worker. The run was cut off while its second step's weights were "
-        "published, so it has no seal and no verdict.",
+        "Qwen3-8B sizes, random weights, bf16: 1 prompt x 8 samples, responses of up to 7,168 tokens, KL coefficient "
+        "0.001, seeds 1234, two engines, weights by CUDA IPC (`benchmarks/reference_workload.py`). "
+        "Every arm but the first produces the first one's tokens "
+        "again, so lengths are equal. `s a step` and `tokens/GPU/s` leave out the first step, `raw` has it in.",
         origin(data),
-        table(["step", "log-probabilities", "differ", "training, s", "responses, s", "publication, s"], rows),
+        table(head, rows),
+        "Seconds of each step, by phase:",
+        table(["arm", *phases], by_phase),
     ))  # fmt: skip
+
+
+def _tokens_per_gpu_s(record: Data) -> float:
+    """Of all steps, the first one too."""
+    seconds = sum(sum(step.values()) for step in record["phases"])
+    return float(sum(record["generated_tokens"]) / seconds / record["cards"])

@@ -6,7 +6,8 @@
         [--steps 4] [--budget SECONDS] [--arms NAME ...]
 
 writes benchmarks/results/reference_workload.json after every arm, and leaves out arms that it holds already, so that
-short calls add up; no arm begins that may not end within the budget. One prompt, eight samples, responses of 7,168
+short calls add up; no arm begins that may not end within the budget. Manifests and summaries of the bundles, without
+the machine's folders, lie in the directory of that name beside it. One prompt, eight samples, responses of 7,168
 tokens, KL coefficient 0.001, seeds 1234, two engines. R/R trains with tensor and context parallelism. Native attention
 has no context parallelism here, so all other arms have tensor parallelism alone, R/R once more among them; on two GPUs
 all have, as a context-parallel rank would hold the whole optimizer. Every arm but the first produces the first one's
@@ -68,6 +69,8 @@ def settings(given: argparse.Namespace, steps: int) -> list[str]:
     """The flags that all arms share."""
     half = str(given.cards // 2)
     cuda = ["--weight-transfer", "cuda_ipc", "--train-transport", "peer_memory", "--kv-cache-gib", "5"]
+    if given.cards == 2:
+        cuda += ["--train-optimizer-offload", "1.0"]  # each card holds half of the trainer and an engine
     return [
         "--device", given.device, *(cuda if given.device == "cuda" else []), "--model", str(given.model),
         *(["--reference-checkpoint", str(given.reference)] if given.reference else []),
@@ -96,7 +99,8 @@ def run_arm(arm: Arm, given: argparse.Namespace, folder: Path, first: Path | Non
     seconds = [sum(step["seconds"].values()) for step in warm]
     return {
         "arm": arm.name,
-        "command": " ".join(Path(word).name if word.startswith("/") else word for word in ["samebits", *words]),
+        "command": " ".join(map(_name, ["samebits", *words])),
+        "manifest_sha256": json.loads((folder / "seal.json").read_text())["manifest_sha256"],
         "verdict": found.verdict.value,
         "problems": list(found.problems),
         "steps": len(timed),
@@ -112,6 +116,27 @@ def run_arm(arm: Arm, given: argparse.Namespace, folder: Path, first: Path | Non
         "tokens_per_gpu_s": sum(step["generated_tokens"] for step in warm) / sum(seconds) / given.cards,
         "seconds_in_all": time.monotonic() - began,
     }
+
+
+def keep_evidence(folder: Path, target: Path) -> None:
+    """Copy a bundle's manifest and summary, paths cut to names; the seal is of the manifest as it was written."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in ("manifest.json", "summary.json"):
+        held = _names(json.loads((folder / name).read_text(encoding="utf-8")))
+        (target / name).write_text(json.dumps(held, indent=1) + "\n", encoding="utf-8")
+
+
+def _names(held: Any) -> Any:
+    """The same data with the last part of every absolute path."""
+    if isinstance(held, dict):
+        return {_name(key): _names(value) for key, value in held.items()}
+    if isinstance(held, list):
+        return [_names(value) for value in held]
+    return _name(held) if isinstance(held, str) else held
+
+
+def _name(word: str) -> str:
+    return Path(word).name if word.startswith("/") else word
 
 
 def main() -> None:
@@ -152,6 +177,8 @@ def main() -> None:
             break
         record = run_arm(arm, given, given.folder / str(number), first if number else None)
         record |= {"commit": given.commit, "cards": given.cards, "device": given.device}
+        if given.device == "cuda":
+            keep_evidence(given.folder / str(number), target.with_suffix("") / str(number))
         longest = max(longest, record["seconds_in_all"])
         print(f"{arm.name}: {record['verdict']}, {record['seconds_per_step']:.2f} s a step", flush=True)
         held = [other for other in held if other["arm"] != arm.name] + [record]

@@ -77,7 +77,7 @@ SECTIONS: dict[str, Callable[[Data], str]] = {
     "gpu_throughput_tp2": throughput,
     "gpu_throughput_profile": throughput_profile,
     "gpu_collectives": collectives,
-    "reference_workload_interrupted": reference_workload,
+    "reference_workload": reference_workload,
 }
 
 

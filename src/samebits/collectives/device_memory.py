@@ -17,6 +17,7 @@ from torch import Tensor
 Exchange = Callable[[bytes], list[bytes]]
 
 _HANDLE_BYTES = 1024
+_NO_COUNTER = b"/samebits-no-counter"  # no file has this name, and where none is, torch's reader counts nothing
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,20 @@ def ipc_memory(size: int, device: torch.device, rank: int, exchange: Exchange) -
 
 
 def ipc_handle(tensor: Tensor) -> list[Any]:
-    """How another process of the host reaches the memory behind a CUDA tensor, as plain JSON."""
-    _, *fields = tensor.untyped_storage()._share_cuda_()  # the first is the owner's number of the card
-    return [{"hex": field.hex()} if isinstance(field, bytes) else field for field in fields]
+    """How other processes of the host reach the memory behind a CUDA tensor, as plain JSON.
+
+    The memory lives as long as its owner keeps it, whoever reads.
+    """
+    _, memory, size, offset, counter, place, event, waits = tensor.untyped_storage()._share_cuda_()
+    # torch counts on one reader. Memory that two have read it keeps for good (pytorch/pytorch#172060), so none counts.
+    torch.UntypedStorage._release_ipc_counter_cuda(counter, place)
+    return [memory.hex(), size, offset, event.hex(), waits]
 
 
 def open_ipc(handle: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
     """All memory behind a handle as one row of `dtype`, on the card that this process calls `device`."""
-    fields = (bytes.fromhex(field["hex"]) if isinstance(field, dict) else field for field in handle)
-    storage: Any = torch.UntypedStorage._new_shared_cuda(device.index, *fields)
+    memory, size, offset, event, waits = handle
+    storage: Any = torch.UntypedStorage._new_shared_cuda(
+        device.index, bytes.fromhex(memory), size, offset, _NO_COUNTER, 0, bytes.fromhex(event), waits
+    )
     return torch.empty(0, dtype=dtype, device=device).set_(storage)
