@@ -64,8 +64,9 @@ def test_a_native_side_has_no_identity(model: Path, case: str, own: bool, theirs
 
 
 def test_settings_reach_the_trainer(model: Path) -> None:
-    config, _ = trainer(model, linear_logp_provider="a.b", linear_logp_provider_mode="auto")
-    assert (config.linear_logp_provider, config.linear_logp_provider_mode) == ("a.b", "auto")
+    path = "samebits.linear_logp.provider.provider"
+    config, _ = trainer(model, linear_logp_provider=path, linear_logp_provider_mode="auto")
+    assert (config.linear_logp_provider, config.linear_logp_provider_mode) == (path, "auto")
 
 
 @pytest.mark.parametrize(
