@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from huggingface_hub import save_torch_state_dict
 
 from samebits.testing.tiny_models import tensor_shapes
 
@@ -54,7 +54,7 @@ def write_random_model(directory: Path, size: str, seed: int = 0) -> Path:
         if "norm" not in name:
             values = torch.randn(shape, generator=generator, device=device) * 0.02
         tensors[name] = values.bfloat16().cpu()
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    save_torch_state_dict(tensors, directory, max_shard_size="2GB")
     return directory
 
 

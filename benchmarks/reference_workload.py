@@ -10,8 +10,9 @@ short calls add up; no arm begins that may not end within the budget. Manifests 
 the machine's folders, lie in the directory of that name beside it. One prompt, eight samples, responses of 7,168
 tokens, KL coefficient 0.001, seeds 1234, two engines. R/R trains with tensor and context parallelism. Native attention
 has no context parallelism here, so all other arms have tensor parallelism alone, R/R once more among them; on two GPUs
-all have, as a context-parallel rank would hold the whole optimizer. Every arm but the first produces the first one's
-tokens again: equal lengths. A random model earns no reward: the KL term's reference, another one, moves its weights.
+all have, as a context-parallel rank would hold the whole optimizer. All arms produce the tokens of the first again, for
+equal lengths. Module arms are short, two steps of a seventh of the length, and have a first arm of their own. A random
+model earns no reward: the KL term's reference, another one, moves its weights.
 
 Without GPUs, `random_models.py tiny` for both models and `--device cpu --cards 8 --length 64 --steps 4` run all arms
 in the layout of eight, for their bits, and write reference_workload_cpu.json.
@@ -33,17 +34,19 @@ from gpu_timing import origin
 from results import ROOT, events_of, provenance, save
 
 from samebits.contract.routes import MODULES
+from samebits.evidence.store import SEAL
 from samebits.evidence.verify import verify
 
 NAME = "reference_workload"
 # The published figures of the workload that this one follows: 200 steps on eight MI300X; the arms' lengths differed.
 PUBLISHED = {"seconds_per_step": {"P/P": 84.52, "R/R": 99.21}, "tokens_per_gpu_s": {"P/P": 93.79, "R/R": 72.60}}
 WARM_UP = 1
+SHORTER = 7  # so many times shorter are the responses of short arms
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One job: its name, flags of its own, and how many of the steps it takes."""
+    """One job: its name, flags of its own, and whether it takes fewer steps and tokens."""
 
     name: str
     flags: tuple[str, ...]
@@ -58,15 +61,17 @@ def arms(cards: int, device: str) -> list[Arm]:
     found = [Arm("R/R", own), Arm("P/P", (*wide, "--case", "P/P", *compiled))]
     if own != wide:
         found.append(Arm("R/R without CP", wide))
-    for number in range(2 ** len(MODULES)):
+    for number in reversed(range(2 ** len(MODULES))):
         strict = [name for at, name in enumerate(MODULES) if number >> at & 1]
         cases = [word for name in MODULES for word in (f"--{name}-case", "R/R" if name in strict else "P/P")]
-        found.append(Arm(f"modules: {'+'.join(strict) or 'none'}", (*wide, *cases), short=True))
+        flags = (*wide, *cases, *(() if strict else compiled))
+        found.append(Arm(f"modules: {'+'.join(strict) or 'none'}", flags, short=True))
     return found
 
 
-def settings(given: argparse.Namespace, steps: int) -> list[str]:
-    """The flags that all arms share."""
+def settings(given: argparse.Namespace, short: bool) -> list[str]:
+    """The flags that all arms of one length share."""
+    steps, length = (min(given.steps, WARM_UP + 1), given.length // SHORTER) if short else (given.steps, given.length)
     half = str(given.cards // 2)
     cuda = ["--weight-transfer", "cuda_ipc", "--train-transport", "peer_memory", "--kv-cache-gib", "5"]
     if given.cards == 2:
@@ -74,7 +79,7 @@ def settings(given: argparse.Namespace, steps: int) -> list[str]:
     return [
         "--device", given.device, *(cuda if given.device == "cuda" else []), "--model", str(given.model),
         *(["--reference-checkpoint", str(given.reference)] if given.reference else []),
-        "--samples-per-prompt", "8", "--global-batch-size", "8", "--max-response-length", str(given.length),
+        "--samples-per-prompt", "8", "--global-batch-size", "8", "--max-response-length", str(length),
         "--kl-coef", "0.001", "--lr", "1e-6", "--seed", "1234", "--rollout-seed", "1234", "--eval-interval", "0",
         "--train-recompute", "--max-tokens-per-gpu", "8192", "--rollout-engines", "2", "--rollout-tp", half,
         "--max-tp", str(given.cards), "--num-rollout", str(steps),
@@ -83,9 +88,8 @@ def settings(given: argparse.Namespace, steps: int) -> list[str]:
 
 def run_arm(arm: Arm, given: argparse.Namespace, folder: Path, first: Path | None) -> dict[str, Any]:
     """What one job came to. RuntimeError where it gave no verdict."""
-    steps = min(given.steps, WARM_UP + 1) if arm.short else given.steps
     again = ["--replay-tokens", str(first)] if first else []
-    words = ["run", *settings(given, steps), *arm.flags, *again]
+    words = ["run", *settings(given, arm.short), *arm.flags, *again]
     began = time.monotonic()
     shutil.rmtree(folder, ignore_errors=True)  # of a call that was cut off
     command = [sys.executable, "-m", "samebits.cli.main", *words, "--run-dir", str(folder)]
@@ -100,7 +104,7 @@ def run_arm(arm: Arm, given: argparse.Namespace, folder: Path, first: Path | Non
     return {
         "arm": arm.name,
         "command": " ".join(map(_name, ["samebits", *words])),
-        "manifest_sha256": json.loads((folder / "seal.json").read_text())["manifest_sha256"],
+        "manifest_sha256": json.loads((folder / SEAL).read_text())["manifest_sha256"],
         "verdict": found.verdict.value,
         "problems": list(found.problems),
         "steps": len(timed),
@@ -109,6 +113,7 @@ def run_arm(arm: Arm, given: argparse.Namespace, folder: Path, first: Path | Non
             for e in events
             if e["kind"] == "compared"
         ],
+        "short": arm.short,
         "measured_steps": len(warm),
         "phases": [step["seconds"] for step in timed],
         "generated_tokens": [step["generated_tokens"] for step in timed],
@@ -150,7 +155,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--length", type=int, default=7168)
     parser.add_argument("--budget", type=float, default=86400.0, help="seconds for all arms of this call")
-    parser.add_argument("--arms", nargs="+", help="only these; R/R before any other")
+    parser.add_argument("--arms", nargs="+", help="only these; the first of its length before others")
     given = parser.parse_args()
     if given.cards is None:
         import torch
@@ -160,7 +165,7 @@ def main() -> None:
     target = ROOT / f"benchmarks/results/{name}.json"
     about = {"origin": origin(given.commit)} if given.device == "cuda" else provenance()
     held = json.loads(target.read_text())["records"] if target.is_file() else []
-    first, longest, end = given.folder / "0", 0.0, time.monotonic() + given.budget
+    longest, end = 0.0, time.monotonic() + given.budget
     everything = arms(given.cards, given.device)
     names = [arm.name for arm in everything]
     if unknown := sorted(set(given.arms or ()) - set(names)):
@@ -168,17 +173,18 @@ def main() -> None:
     for number, arm in enumerate(everything):
         if given.arms and arm.name not in given.arms:
             continue
-        mine = next((record for record in held if record["arm"] == arm.name), None)
+        folder = given.folder / str(number)
+        source = given.folder / str([other.short for other in everything].index(arm.short))
         # the first arm's tokens must be here for all others
-        if mine is not None and (number or (first / "seal.json").is_file()):
+        if any(record["arm"] == arm.name for record in held) and (folder != source or (folder / SEAL).is_file()):
             continue
         if time.monotonic() + longest > end:
             print(f"no time is left for {arm.name}: call again")
             break
-        record = run_arm(arm, given, given.folder / str(number), first if number else None)
+        record = run_arm(arm, given, folder, None if folder == source else source)
         record |= {"commit": given.commit, "cards": given.cards, "device": given.device}
         if given.device == "cuda":
-            keep_evidence(given.folder / str(number), target.with_suffix("") / str(number))
+            keep_evidence(folder, target.with_suffix("") / str(number))
         longest = max(longest, record["seconds_in_all"])
         print(f"{arm.name}: {record['verdict']}, {record['seconds_per_step']:.2f} s a step", flush=True)
         held = [other for other in held if other["arm"] != arm.name] + [record]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from samebits.contract.routes import ModuleRoutes, Route
 from samebits.into_vllm import arguments, wheel
 from samebits.into_vllm.config import EngineConfig
 from samebits.into_vllm.patches import SYMBOLS
@@ -193,6 +194,17 @@ def test_the_list_of_engine_fields_is_the_engines() -> None:
         config = EngineConfig(model="m", device=device, tp=2, max_tp=2, contract={"arithmetic": "fma32"})
         handed |= set(engine_arguments(config, RoutePlan.for_engine(config, 1)))
     assert handed == set(wheel.ENGINE_FIELDS)
+
+
+@pytest.mark.parametrize(("ffn", "compiled", "mode"), [
+    ("R", False, "captured"), ("P", False, "eager"), ("P", True, "compiled"),
+])  # fmt: skip
+def test_native_code_on_a_gpu_is_captured_only_where_it_is_compiled(ffn: Route, compiled: bool, mode: str) -> None:
+    case = ModuleRoutes("P", ffn, "P")
+    config = EngineConfig(model="m", device="cuda", contract={"arithmetic": "sm90"}, case=case, compiled=compiled)
+    plan = RoutePlan.for_engine(config, 1)
+    assert plan.mode == mode
+    assert engine_arguments(config, plan)["enforce_eager"] == (mode == "eager")
 
 
 def pack(path: Path, version: str = "9.9", **modules: str) -> Path:

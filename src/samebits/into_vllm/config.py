@@ -23,10 +23,10 @@ class EngineConfig:
     faster per token, but tens of seconds slower to start. `forced` engines produce the tokens that a request names
     instead of drawing (requests that name none are drawn as ever). `proof_dir`, when given, receives one route record
     per worker. On `device` cuda, `graphs` captures batches, whole or in pieces between attention calls, of the token
-    counts in `capture_sizes` (vLLM's own choice where it is empty), and `threads` means nothing; `cards` are those that
-    this engine sees, in its order, the ones that its workers compute on first (all as they come where it is empty): it
-    must see a card whose weights it reads. With `random_weights` nothing is read from `model` but its configuration,
-    and no digests are taken: for measurements of speed.
+    counts in `capture_sizes` (vLLM's own choice where it is empty) unless all is native, and `threads` means nothing;
+    `cards` are those that this engine sees, in its order, the ones that its workers compute on first (all as they come
+    where it is empty): it must see a card whose weights it reads. With `random_weights` nothing is read from `model`
+    but its configuration, and no digests are taken: for measurements of speed.
     """
 
     model: str

@@ -45,7 +45,8 @@ class RoutePlan:
             threads=threads,
             compiled=config.compiled,
             device=config.device,
-            graphs=config.device == "cuda" and config.graphs,
+            # of native code vLLM captures what it compiled, and calls that were compiled can't be counted
+            graphs=config.device == "cuda" and config.graphs and not config.case.all_native,
             random_weights=config.random_weights,
             start_version=config.start_version,
             proof_dir=config.proof_dir,
