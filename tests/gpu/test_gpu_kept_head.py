@@ -84,12 +84,12 @@ class Problem:
         states = [impl.kept_state(*each, kind) for each in given]
         state = merge_states([own[:, :5] for own in states])
         picked = torch.stack([own[:, 5] for own in states]).amax(0).to(torch.int32).view(torch.float32)
-        dw, lse = put(before(self.weight)), finish(state)
+        dw, lse = put(before(self.weight)), finish(state, backend)
         parts = list(dw.chunk(2)) if weights else [None, None]
         dhidden = [
             impl.kept_backward(upstream, *each, lse, part, None, kind) for each, part in zip(given, parts, strict=True)
         ]
-        return [t.cpu() for t in (finish_logp(state, picked), *dhidden, dw)[: 3 + weights]]
+        return [t.cpu() for t in (finish_logp(state, picked, backend), *dhidden, dw)[: 3 + weights]]
 
 
 def before(leaf: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from samebits.backends import lazy, pick, pick_arithmetic
 from samebits.ops.gradients import deliver_weight_gradient, weight_gradient_buffer
+from samebits.ops.logprob import BACKENDS as LOGPROB_BACKENDS
 from samebits.ops.logprob import finish, finish_logp, merge_states
 from samebits.ops.logprob.rows import NO_TARGET, Temperature, check_ids, check_temperature
 from samebits.ops.sample_support.rows import Kept
@@ -22,9 +23,11 @@ BACKENDS = lazy("samebits.ops.sample_support", "cpu", "reference", "triton")
 
 @dataclass(frozen=True)
 class _Part:
-    """This rank's part of the vocabulary, and how to compute it. `kept` counts from the weight's first row."""
+    """This rank's part of the vocabulary, and how to compute it. `kept` counts from the weight's first row, `finisher`
+    is the backend of `logprob` that ends the sums of all parts."""
 
     impl: ModuleType
+    finisher: str | None
     temperature: Temperature
     kept: Kept
     group: dist.ProcessGroup | None
@@ -62,7 +65,9 @@ def kept_linear_logp(
         pick("kept_linear_logp", BACKENDS, backend, hidden),
         pick_arithmetic("kept_linear_logp", arithmetic, hidden),
     )
-    part = _Part(impl, temperature, local, group, kind)
+    # a backend from outside may serve supports alone
+    finisher = backend if backend and backend in LOGPROB_BACKENDS else None
+    part = _Part(impl, finisher, temperature, local, group, kind)
     logp: Tensor = _KeptLogp.apply(hidden, weight, bias, targets - vocab_start, part)
     return logp
 
@@ -113,9 +118,9 @@ class _KeptLogp(torch.autograd.Function):
             raise ValueError(
                 f"kept_linear_logp: no rank holds the target of row {row}; check vocab_start and the group"
             )
-        ctx.save_for_backward(rows, weight, bias, targets, finish(state))
+        ctx.save_for_backward(rows, weight, bias, targets, finish(state, part.finisher))
         ctx.part, ctx.hidden_dtype = part, hidden.dtype
-        return finish_logp(state, picked.to(torch.int32).view(torch.float32))
+        return finish_logp(state, picked.to(torch.int32).view(torch.float32), part.finisher)
 
     @staticmethod
     @once_differentiable
