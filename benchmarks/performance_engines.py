@@ -134,8 +134,8 @@ def reference_workload(data: Data) -> str:
         "## The reference workload",
         "Qwen3-8B sizes, random weights, bf16: 1 prompt x 8 samples, responses of up to 7,168 tokens, KL coefficient "
         "0.001, seeds 1234, two engines, weights by CUDA IPC (`benchmarks/reference_workload.py`). "
-        "Every arm but the first produces the first one's tokens "
-        "again, so lengths are equal. `s a step` and `tokens/GPU/s` leave out the first step, `raw` has it in.",
+        "All arms produce the first one's tokens again, so lengths are equal. `s a step` and `tokens/GPU/s` leave out "
+        "the first step, `raw` has it in.",
         origin(data),
         table(head, rows),
         "Seconds of each step, by phase:",

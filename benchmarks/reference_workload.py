@@ -6,13 +6,14 @@
         [--steps 4] [--budget SECONDS] [--arms NAME ...]
 
 writes benchmarks/results/reference_workload.json after every arm, and leaves out arms that it holds already, so that
-short calls add up; no arm begins that may not end within the budget. Manifests and summaries of the bundles, without
-the machine's folders, lie in the directory of that name beside it. One prompt, eight samples, responses of 7,168
-tokens, KL coefficient 0.001, seeds 1234, two engines. R/R trains with tensor and context parallelism. Native attention
-has no context parallelism here, so all other arms have tensor parallelism alone, R/R once more among them; on two GPUs
-all have, as a context-parallel rank would hold the whole optimizer. All arms produce the tokens of the first again, for
-equal lengths. Module arms are short, two steps of a seventh of the length, and have a first arm of their own. A random
-model earns no reward: the KL term's reference, another one, moves its weights.
+short calls add up; no arm begins that may not end within the budget. Timelines, manifests and summaries of the bundles,
+without the machine's folders, lie in the directory of that name beside it. One prompt, eight samples, responses of
+7,168 tokens, KL coefficient 0.001, seeds 1234, two engines. R/R trains with tensor and context parallelism. Native
+attention has no context parallelism here, so all other arms have tensor parallelism alone; on two GPUs all have, as a
+context-parallel rank would hold the whole optimizer. All arms produce the tokens of the first again, for equal lengths,
+R/R once more among them: engines that are given their tokens take other time. Module arms are short, two steps of a
+seventh of the length, and have a first arm of their own. A random model earns no reward: the KL term's reference,
+another one, moves its weights.
 
 Without GPUs, `random_models.py tiny` for both models and `--device cpu --cards 8 --length 64 --steps 4` run all arms
 in the layout of eight, for their bits, and write reference_workload_cpu.json.
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -34,7 +36,7 @@ from gpu_timing import origin
 from results import ROOT, events_of, provenance, save
 
 from samebits.contract.routes import MODULES
-from samebits.evidence.store import SEAL
+from samebits.evidence.store import SEAL, TIMELINE
 from samebits.evidence.verify import verify
 
 NAME = "reference_workload"
@@ -59,8 +61,7 @@ def arms(cards: int, device: str) -> list[Arm]:
     own = ("--train-tp", str(cards // 2), "--train-cp", "2") if cards > 2 else wide
     compiled = ("--native-compile",) if device == "cuda" else ()
     found = [Arm("R/R", own), Arm("P/P", (*wide, "--case", "P/P", *compiled))]
-    if own != wide:
-        found.append(Arm("R/R without CP", wide))
+    found.append(Arm("R/R replayed" if own == wide else "R/R without CP", wide))
     for number in reversed(range(2 ** len(MODULES))):
         strict = [name for at, name in enumerate(MODULES) if number >> at & 1]
         cases = [word for name in MODULES for word in (f"--{name}-case", "R/R" if name in strict else "P/P")]
@@ -124,8 +125,10 @@ def run_arm(arm: Arm, given: argparse.Namespace, folder: Path, first: Path | Non
 
 
 def keep_evidence(folder: Path, target: Path) -> None:
-    """Copy a bundle's manifest and summary, paths cut to names; the seal is of the manifest as it was written."""
+    """Copy a bundle's timeline, manifest and summary, the last two with paths cut to names; the seal is of the manifest
+    as it was written."""
     target.mkdir(parents=True, exist_ok=True)
+    shutil.copy(folder / TIMELINE, target)
     for name in ("manifest.json", "summary.json"):
         held = _names(json.loads((folder / name).read_text(encoding="utf-8")))
         (target / name).write_text(json.dumps(held, indent=1) + "\n", encoding="utf-8")
@@ -184,7 +187,7 @@ def main() -> None:
         record = run_arm(arm, given, folder, None if folder == source else source)
         record |= {"commit": given.commit, "cards": given.cards, "device": given.device}
         if given.device == "cuda":
-            keep_evidence(folder, target.with_suffix("") / str(number))
+            keep_evidence(folder, target.with_suffix("") / re.sub(r"\W+", "-", arm.name))
         longest = max(longest, record["seconds_in_all"])
         print(f"{arm.name}: {record['verdict']}, {record['seconds_per_step']:.2f} s a step", flush=True)
         held = [other for other in held if other["arm"] != arm.name] + [record]
