@@ -20,7 +20,9 @@ REQUESTS = make_requests(12, tokens=24)
 @pytest.fixture(scope="module")
 def pair(home: Path, tiny: Path) -> Iterator[Engine]:
     with hosted(home, "pair", engine_config(tiny, tp=2)) as engine:
+        sockets = Path(engine("sockets"))
         yield engine
+    assert not sockets.exists()
 
 
 def test_two_workers_give_the_bits_of_one(pair: Engine, strict: Engine) -> None:
@@ -56,6 +58,10 @@ def test_a_publication_reaches_both(pair: Engine, strict: Engine, tiny: Path, ot
     assert [(r.token_ids, r.logp_bits, r.version) for r in two] == [(r.token_ids, r.logp_bits, r.version) for r in one]
     for engine in (pair, strict):
         engine("publish", str(tiny), WeightVersion(2, "two"))
+
+
+def test_sockets_lie_in_a_folder_of_the_engine(pair: Engine) -> None:
+    assert any(path.is_socket() for path in Path(pair("sockets")).iterdir())
 
 
 def test_a_killed_worker_is_named(pair: Engine) -> None:

@@ -76,6 +76,10 @@ class WatchedEngine(RolloutEngine):
         )
         return None
 
+    def sockets(self) -> str:
+        """The folder of the sockets of vLLM's processes."""
+        return self._sockets.name
+
     def worker_pids(self) -> dict[int, int]:
         """Rank -> process id."""
         return self._pids

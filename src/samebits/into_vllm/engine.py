@@ -9,6 +9,7 @@ import os
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from samebits import env
@@ -50,7 +51,9 @@ class RolloutEngine:
         cpus = sorted(os.sched_getaffinity(0))
         threads = config.threads or max(1, len(cpus) // config.tp)
         self._plan = RoutePlan.for_engine(config, threads)
-        env.export(environment(config, self._plan, cpus, threads))
+        # vLLM's workers leave their sockets behind
+        self._sockets = TemporaryDirectory(prefix="samebits-vllm-")
+        env.export(environment(config, self._plan, cpus, threads, self._sockets.name))
         self._engine = self._start(torch_threads(config, threads))
         self._pids = dict(self._ask("samebits_process", during="start"))
         if config.forced:
@@ -160,6 +163,7 @@ class RolloutEngine:
     def close(self) -> None:
         """Ends the workers."""
         self._engine.engine_core.shutdown()
+        self._sockets.cleanup()
 
     def _start(self, threads: int) -> Any:
         import torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from samebits.into_vllm.plan import PLAN_VARIABLE, RoutePlan
 
 _GIB = 1 << 30
 _FREE_AT_START = 0.01  # of the card: others live there, and the cache has a size of its own
+_SOCKET_FOLDER = 70  # bytes of its path at most: that of a Unix socket has 107, its name here 37
 
 
 def engine_arguments(config: EngineConfig, plan: RoutePlan) -> dict[str, Any]:
@@ -76,14 +78,17 @@ def _gpu_arguments(config: EngineConfig) -> dict[str, Any]:
     return ours
 
 
-def environment(config: EngineConfig, plan: RoutePlan, cpus: Sequence[int], threads: int) -> dict[str, str]:
-    """Variables that torch, vLLM and the plugin read, here and in the workers."""
+def environment(
+    config: EngineConfig, plan: RoutePlan, cpus: Sequence[int], threads: int, sockets: str
+) -> dict[str, str]:
+    """Variables that torch, vLLM and the plugin read, here and in the workers, whose sockets lie in `sockets`."""
     return {
         PLAN_VARIABLE: plan.to_json(),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_NO_USAGE_STATS": "1",
+        **({"VLLM_RPC_BASE_PATH": sockets} if len(os.fsencode(sockets)) <= _SOCKET_FOLDER else {}),
         # A whole compiled model from vLLM's own cache would come without its graphs.
         **({"VLLM_USE_AOT_COMPILE": "0"} if config.compiled else {}),
         **({pieces.SWITCH: "1"} if plan.graphs and not config.case.all_native else {}),
