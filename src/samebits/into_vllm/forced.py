@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.metadata import SamplingMetadata
@@ -15,6 +16,7 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from samebits.into_vllm.batch_rows import BatchRows
 
 FORCED = "samebits_forced"
+_DRAWN = -1  # where nothing is recorded for a row
 
 
 class ForcedTokens(BatchRows[tuple[list[int], list[int]]]):
@@ -36,13 +38,15 @@ class ForcedTokens(BatchRows[tuple[list[int], list[int]]]):
 
     def put_into(self, drawn: Tensor) -> Tensor:
         """Drawn tokens [rows] with the recorded ones in place of those of requests that are forced."""
-        chosen = drawn.clone()
-        for row in range(drawn.shape[0]):
+        named = [_DRAWN] * len(drawn)
+        for row in range(len(drawn)):
             wanted, produced = self.rows[row] or ([], [])
             if wanted:
                 # Rows still in their prefill are sampled too, and what they give is thrown away.
-                chosen[row] = wanted[min(len(produced), len(wanted) - 1)]
-        return chosen
+                named[row] = wanted[min(len(produced), len(wanted) - 1)]
+        # pinned, so that no step waits for the card
+        given = torch.tensor(named, dtype=drawn.dtype, pin_memory=drawn.is_cuda).to(drawn.device, non_blocking=True)
+        return torch.where(given == _DRAWN, drawn, given)
 
 
 def forced_tokens(metadata: SamplingMetadata) -> ForcedTokens | None:
