@@ -16,6 +16,7 @@ from samebits.cli.doctor import examine, self_check
 from samebits.cli.main import run as run_callback
 from samebits.cli.main import run_settings
 from samebits.cli.run import next_run_dir
+from samebits.cli.wiring import engine_arguments, parts
 from samebits.rl.config import RunConfig, load_config
 from samebits.rl.inputs import resolve_inputs
 from samebits.testing.runs import write_run
@@ -203,6 +204,13 @@ def test_an_ablation_takes_a_zero_and_a_no_for_an_answer() -> None:
     assert run_settings(words) == {"eval_interval": 0, "kl_coef": 0.0, "rollout_graphs": False, "num_rollout": 3}
     with pytest.raises(typer.BadParameter, match="--debug belongs to"):
         run_settings(["--debug"])
+
+
+def test_the_size_of_a_batch_reaches_the_engine() -> None:
+    config = RunConfig(max_num_seqs=3, max_num_batched_tokens=24)
+    inputs = resolve_inputs(config)
+    (engine,) = engine_arguments(config, inputs, parts().contract(config, inputs), 0)
+    assert (engine.max_num_seqs, engine.max_num_batched_tokens) == (3, 24)
 
 
 def test_no_number_of_seconds_is_no_self_check() -> None:

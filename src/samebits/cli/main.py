@@ -89,6 +89,8 @@ def run(
     rollout_tp: Annotated[Whole, typer.Option(help="Tensor parallelism of an engine.")] = None,
     rollout_graphs: Annotated[Switch, typer.Option(help="Captured graphs of engines on a GPU.")] = None,
     kv_cache_gib: Annotated[Real, typer.Option(help="GiB of an engine worker for keys and values.")] = None,
+    max_num_seqs: Annotated[Whole, typer.Option(help="Responses that an engine computes at once.")] = None,
+    max_num_batched_tokens: Annotated[Whole, typer.Option(help="Tokens of one step of an engine.")] = None,
     native_compile: Annotated[Switch, typer.Option(help="Native vLLM in its compiled mode.")] = None,
     max_tp: Annotated[Whole, typer.Option(help="K segments of row-parallel layers.")] = None,
     threads: Annotated[Whole, typer.Option(help="CPU threads per process; 0: a fair share.")] = None,

@@ -100,6 +100,8 @@ class RunConfig(BaseModel):
     rollout_tp: int = Field(1, ge=1, description="tensor-parallel workers of each engine")
     rollout_graphs: bool = Field(True, description="on a GPU, engines replay captured graphs on route R")
     kv_cache_gib: float = Field(0.25, gt=0, description="memory of an engine worker for keys and values, in GiB")
+    max_num_seqs: int = Field(64, ge=1, description="responses that an engine computes at once; others wait")
+    max_num_batched_tokens: int = Field(4096, ge=1, description="tokens of one step of an engine, prompts in pieces")
     native_compile: bool = Field(False, description="native vLLM, compiled: faster per token, slow to start")
     max_tp: int | None = Field(None, ge=1, description="K segments of row-parallel layers; the larger TP if unset")
     threads: int = Field(0, ge=0, le=1024, description="CPU threads of one engine or trainer; 0: all that are free")
@@ -130,6 +132,11 @@ class RunConfig(BaseModel):
         self._check_tree()
         if self.native_compile and set(self.routes("rollout").values()) != {"P"}:
             raise ValueError("native_compile is for a native rollout side: set case to P/P (or R/P), or leave it out")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens {self.max_num_batched_tokens} is below max_num_seqs {self.max_num_seqs}: "
+                "every response takes a token in each step; raise the one or lower the other"
+            )
         if self.weight_transfer == "cuda_ipc" and self.device != "cuda":
             raise ValueError("weight_transfer cuda_ipc needs both sides on GPUs: set device to cuda, or use files")
         if self.train_optimizer_offload and self.device != "cuda":

@@ -22,7 +22,7 @@ from samebits.rl.chat import ChatTokenizer
 from samebits.rl.config import RunConfig
 from samebits.rl.inputs import Inputs, resolve_inputs, stop_ids
 from samebits.rl.loop import Job, run_loop
-from samebits.rl.processes import Factory, Group
+from samebits.rl.processes import Factory, Group, close
 from samebits.rl.prompts import PromptSet
 from samebits.rl.recorded import RecordedTokens
 from samebits.rl.reward import reward
@@ -121,8 +121,7 @@ def run_job(config: RunConfig, parts: Parts, watch: Watcher = lambda event: None
         )
         run_loop(job, record)
         routes = [*trainer.proof(), *rollout.proof()]
-        rollout.group.close()
-        trainer.group.close()
+        close(rollout.group, trainer.group)
         after = watched(resolve_inputs(config))
         return record.seal(config.num_rollout, routes, {**manifest, "after": after})
 
