@@ -46,6 +46,7 @@ def run(
     device: Annotated[Text, typer.Option(help="cpu or cuda, for both sides.")] = None,
     run_dir: Annotated[Text, typer.Option(help="Where the records go.")] = None,
     model: Annotated[Text, typer.Option(help="Hugging Face directory, or preset:NAME.")] = None,
+    save_model: Annotated[Switch, typer.Option(help="Keep the trained model in RUN_DIR/model.")] = None,
     reference_checkpoint: Annotated[Text, typer.Option(help="Model of the KL term; left out: the start.")] = None,
     prompt_data: Annotated[Text, typer.Option(help="JSONL problems, or preset:NAME.")] = None,
     eval_data: Annotated[Text, typer.Option(help="Held-out JSONL problems; empty: none.")] = None,

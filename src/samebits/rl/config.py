@@ -27,6 +27,7 @@ class RunConfig(BaseModel):
     device: Literal["cpu", "cuda"] = Field("cpu", description="cpu or cuda, for both sides; they share the cards")
 
     run_dir: str | None = Field(None, min_length=1, description="where the records go; if unset, the next runs/NNNN")
+    save_model: bool = Field(False, description="keep the trained model in RUN_DIR/model, a Hugging Face directory")
     model: str = Field("preset:arithmetic", description="a Hugging Face directory, or preset:NAME")
     reference_checkpoint: str | None = Field(
         None, min_length=1, description="model of the KL term; if unset, the start"

@@ -17,7 +17,7 @@ import torch
 import samebits
 from samebits.contract import RunContract
 from samebits.evidence.record import Recorder, Watcher
-from samebits.evidence.store import LOGS, MANIFEST, MANIFEST_SCHEMA, SEAL, RunDirectory, sha256_file
+from samebits.evidence.store import LOGS, MANIFEST, MANIFEST_SCHEMA, MODEL, SEAL, RunDirectory, sha256_file
 from samebits.rl.chat import ChatTokenizer
 from samebits.rl.config import RunConfig
 from samebits.rl.inputs import Inputs, resolve_inputs, stop_ids
@@ -26,6 +26,7 @@ from samebits.rl.processes import Factory, Group, close
 from samebits.rl.prompts import PromptSet
 from samebits.rl.recorded import RecordedTokens
 from samebits.rl.reward import reward
+from samebits.rl.saved_model import save_model
 from samebits.rl.scratch import scratch_folder
 from samebits.rl.sides import RolloutGroup, TrainerGroup
 
@@ -119,7 +120,9 @@ def run_job(config: RunConfig, parts: Parts, watch: Watcher = lambda event: None
             contract=ready.contract,
             weights=scratch,
         )
-        run_loop(job, record)
+        version = run_loop(job, record)
+        if config.save_model:
+            manifest["saved"] = save_model(trainer, version, ready.inputs.model, run.path / MODEL)
         routes = [*trainer.proof(), *rollout.proof()]
         close(rollout.group, trainer.group)
         after = watched(resolve_inputs(config))
