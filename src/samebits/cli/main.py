@@ -169,6 +169,7 @@ def locate(
     run: Annotated[Optional[Path], typer.Argument(help="A run directory.")] = None,  # noqa: UP045
     sample: Annotated[Text, typer.Option(help="step/prompt/sample; left out: the first that differs.")] = None,
     token: Annotated[Whole, typer.Option(help="Token of the response; left out: the first that differs.")] = None,
+    linear_logp_provider: Annotated[Text, typer.Option(help="Another provider that the run may name.")] = None,
     trainer_model: Annotated[Text, typer.Option(help="Instead of a run: the trainer's model.")] = None,
     rollout_model: Annotated[Text, typer.Option(help="The rollout side's model; left out: the trainer's.")] = None,
     trainer_case: Annotated[str, typer.Option(help="R, P, or attention=R,ffn=P,logp=R.")] = "R",
@@ -213,7 +214,7 @@ def locate(
             max_tokens=max_tokens,
             seed=seed,
         )
-    raise typer.Exit(locate_command(run, by_hand, sample, token, out, as_json, debug))
+    raise typer.Exit(locate_command(run, by_hand, sample, token, linear_logp_provider, out, as_json, debug))
 
 
 @app.command()
