@@ -14,6 +14,7 @@ from samebits.bits import tree_digests
 from samebits.evidence.sidecar import StepSample, read_step, sidecar_name
 from samebits.evidence.verdict import Verdict
 from samebits.evidence.verify import verify
+from samebits.rl.chat import ChatTokenizer
 from samebits.rl.config import RunConfig
 from samebits.rl.inputs import resolve_inputs
 from samebits.rl.publication import read_weights, version_of
@@ -118,12 +119,16 @@ def test_native_code_on_a_side_shows_the_mismatch(start: Callable, case: str) ->
 
 
 def test_draws_from_a_nucleus_give_the_same_bits_over_it(start: Callable) -> None:
-    job = start("run", top_p=0.9, top_k=20, train_tp=2)
+    job = start("run", top_p=0.9, top_k=20, train_tp=2, reward="operator.gt")
     assert job.wait() == Verdict.SAME.exit_code, job.output + job.logs()
     totals = summary(job.path)
     assert (totals["mismatch_count"], totals["steps"]) == (0, 2)
     found = verify(job.path)
     assert found.sampling.startswith(f"top-k 20, top-p 0.9; all {totals['compared_tokens']} tokens lie in their")
+    decode = ChatTokenizer(resolve_inputs(RunConfig()).model).decode
+    labels = [json.loads(line)["label"] for line in resolve_inputs(RunConfig()).prompts.read_text().splitlines()]
+    for sample in read_step(job.path / sidecar_name(1)):
+        assert sample.reward == (decode(sample.token_ids) > labels[int(sample.key.split("/")[1])])
     assert f"Sampling: {found.sampling}" in (job.path / "report.html").read_text()
 
 

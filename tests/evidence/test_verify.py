@@ -319,6 +319,7 @@ SIGNED = {
         lambda run: edit_inputs(run, model="a", reference="a", held_out="c"),
         "config.eval_data is None, other inputs were read",
     ),
+    "another reward": (lambda run: edit_config(run, reward="my.score"), "config.reward is 'my.score', None was used"),
     "model that was said to be kept": (lambda run: edit_config(run, save_model=True), "saved is None"),
     "model that nobody kept": (lambda run: (run / "model").mkdir(), "model lies here, but the run saved no model"),
     "kept model of other weights": (lambda run: keep_model(run, digest="w1"), "saved model is not version 2"),

@@ -50,6 +50,7 @@ def run(
     reference_checkpoint: Annotated[Text, typer.Option(help="Model of the KL term; left out: the start.")] = None,
     prompt_data: Annotated[Text, typer.Option(help="JSONL problems, or preset:NAME.")] = None,
     eval_data: Annotated[Text, typer.Option(help="Held-out JSONL problems; empty: none.")] = None,
+    reward: Annotated[Text, typer.Option(help="Your function of a response and its label.")] = None,
     num_rollout: Annotated[Whole, typer.Option(help="Steps: a rollout and a training step.")] = None,
     samples_per_prompt: Annotated[Whole, typer.Option(help="Responses per prompt.")] = None,
     global_batch_size: Annotated[Whole, typer.Option(help="Responses per step.")] = None,

@@ -47,6 +47,9 @@ def check_declared(manifest: Mapping[str, Any], events: tuple[Event, ...]) -> No
     _check_losses(config, events)
     _check_evaluations(config, events)
     _check_saved(config, manifest.get("saved"), events)
+    reward = manifest.get("reward")
+    if config.get("reward") != (reward.get("path") if isinstance(reward, Mapping) else reward):
+        raise ValueError(f"manifest.json: config.reward is {config.get('reward')!r}, {reward!r:.80} was used")
 
 
 def vocabulary(manifest: Mapping[str, Any]) -> int | None:

@@ -35,6 +35,10 @@ class RunConfig(BaseModel):
     prompt_data: str = Field("preset:arithmetic", description="problems, JSONL with prompt and label")
     eval_data: str | None = Field("preset:arithmetic", description="held-out problems, JSONL; an empty string: none")
 
+    reward: str | None = Field(
+        None, min_length=1, description="package.module.name of your own f(response, label); if unset, a boxed answer"
+    )
+
     num_rollout: int = Field(15, ge=1, description="steps: each one rollout and one training step")
     samples_per_prompt: int = Field(8, ge=1, description="responses per prompt, one advantage group")
     global_batch_size: int = Field(64, ge=1, description="responses per step, over all prompts")

@@ -153,7 +153,7 @@ def generate(job: Job, requests: Sequence[GenerateRequest], version: WeightVersi
 
 
 def score(job: Job, rollouts: Sequence[Rollout], prompts: Sequence[Prompt]) -> list[float]:
-    """The rule-based reward of each response against its prompt's label."""
+    """The reward of each response against its prompt's label."""
     labels = {prompt.index: prompt.label for prompt in prompts}
     return [float(job.reward(job.decode(r.token_ids), labels[r.key.prompt])) for r in rollouts]
 
