@@ -46,9 +46,11 @@ def run(
     device: Annotated[Text, typer.Option(help="cpu or cuda, for both sides.")] = None,
     run_dir: Annotated[Text, typer.Option(help="Where the records go.")] = None,
     model: Annotated[Text, typer.Option(help="Hugging Face directory, or preset:NAME.")] = None,
+    save_model: Annotated[Switch, typer.Option(help="Keep the trained model in RUN_DIR/model.")] = None,
     reference_checkpoint: Annotated[Text, typer.Option(help="Model of the KL term; left out: the start.")] = None,
     prompt_data: Annotated[Text, typer.Option(help="JSONL problems, or preset:NAME.")] = None,
     eval_data: Annotated[Text, typer.Option(help="Held-out JSONL problems; empty: none.")] = None,
+    reward: Annotated[Text, typer.Option(help="Your function of a response and its label.")] = None,
     num_rollout: Annotated[Whole, typer.Option(help="Steps: a rollout and a training step.")] = None,
     samples_per_prompt: Annotated[Whole, typer.Option(help="Responses per prompt.")] = None,
     global_batch_size: Annotated[Whole, typer.Option(help="Responses per step.")] = None,
@@ -168,6 +170,7 @@ def locate(
     run: Annotated[Optional[Path], typer.Argument(help="A run directory.")] = None,  # noqa: UP045
     sample: Annotated[Text, typer.Option(help="step/prompt/sample; left out: the first that differs.")] = None,
     token: Annotated[Whole, typer.Option(help="Token of the response; left out: the first that differs.")] = None,
+    linear_logp_provider: Annotated[Text, typer.Option(help="Another provider that the run may name.")] = None,
     trainer_model: Annotated[Text, typer.Option(help="Instead of a run: the trainer's model.")] = None,
     rollout_model: Annotated[Text, typer.Option(help="The rollout side's model; left out: the trainer's.")] = None,
     trainer_case: Annotated[str, typer.Option(help="R, P, or attention=R,ffn=P,logp=R.")] = "R",
@@ -212,7 +215,7 @@ def locate(
             max_tokens=max_tokens,
             seed=seed,
         )
-    raise typer.Exit(locate_command(run, by_hand, sample, token, out, as_json, debug))
+    raise typer.Exit(locate_command(run, by_hand, sample, token, linear_logp_provider, out, as_json, debug))
 
 
 @app.command()

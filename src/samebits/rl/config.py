@@ -27,12 +27,17 @@ class RunConfig(BaseModel):
     device: Literal["cpu", "cuda"] = Field("cpu", description="cpu or cuda, for both sides; they share the cards")
 
     run_dir: str | None = Field(None, min_length=1, description="where the records go; if unset, the next runs/NNNN")
+    save_model: bool = Field(False, description="keep the trained model in RUN_DIR/model, a Hugging Face directory")
     model: str = Field("preset:arithmetic", description="a Hugging Face directory, or preset:NAME")
     reference_checkpoint: str | None = Field(
         None, min_length=1, description="model of the KL term; if unset, the start"
     )
     prompt_data: str = Field("preset:arithmetic", description="problems, JSONL with prompt and label")
     eval_data: str | None = Field("preset:arithmetic", description="held-out problems, JSONL; an empty string: none")
+
+    reward: str | None = Field(
+        None, min_length=1, description="package.module.name of your own f(response, label); if unset, a boxed answer"
+    )
 
     num_rollout: int = Field(15, ge=1, description="steps: each one rollout and one training step")
     samples_per_prompt: int = Field(8, ge=1, description="responses per prompt, one advantage group")

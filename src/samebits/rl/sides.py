@@ -92,6 +92,9 @@ class TrainerGroup:
             raise RunFailed("the trainer ranks disagree about the digests of the exported weights")
         return digests[0]
 
+    def save(self, path: str) -> None:
+        self.group.everyone("save", path, timeout=self.timeout)
+
     def lent_digests(self, parts: Sequence[Part]) -> list[str]:
         pending = [self.group.hosts[0].call("lent_digests", list(parts))]
         (found,) = self.group.gather("lent_digests", pending, self.timeout)
