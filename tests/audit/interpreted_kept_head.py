@@ -21,14 +21,18 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
+
+from kept_head_problem import Problem
+
 from samebits.arithmetic import dot, fma
 from samebits.bits import first_difference
 from samebits.ops.linear import triton as linear
-from samebits.ops.logprob import finish, finish_logp, merge_states, reference
+from samebits.ops.logprob import reference
 from samebits.ops.logprob import triton as logprob
-from samebits.ops.sample_support import BACKENDS, Kept, kept_head, kept_linear_logp
+from samebits.ops.sample_support import BACKENDS, kept_head
 
-ROWS, HIDDEN, VOCABULARY = 256, 40, 48
+ROWS, VOCABULARY = 256, 48
 FAULTS = {
     "eight kept columns share a step": ("together: int = 2 * SIDE", "together: int = 8"),
     "main_grad is not continued": ("mask=wanted, other=0.0", "mask=wanted & (at < 0)[None, :], other=0.0"),
@@ -41,7 +45,7 @@ def ordered_badly(ids):
     order = (ids * len(ids) - torch.arange(len(ids))).argsort()
     return ids[order], order
 """
-NAMES = {"whole": ("logp", "dhidden", "dw", "dbias"), "halves": ("logp", "dhidden0", "dw0", "dhidden1", "dw1")}
+NAMES = {"run": ("logp", "dhidden", "dw", "dbias"), "halves": ("logp", "dhidden0", "dhidden1", "dw")}
 
 
 def _array(handle: TensorHandle, dtype: torch.dtype) -> Tensor:
@@ -79,54 +83,10 @@ def _logit_gradient(
     dz.copy_(reference.logit_gradient(upstream, logits, targets - first, temperature, lse))
 
 
-class Problem:
-    """Supports of one id, of a few, of the whole vocabulary; equal logits, zeros of both signs, an infinity."""
-
-    def __init__(self, rows: int) -> None:
-        g = torch.Generator().manual_seed(3)
-        self.hidden = torch.randn(rows, HIDDEN, generator=g).bfloat16()
-        self.hidden[7], self.hidden[8], self.hidden[9, 3] = 0.0, -0.0, torch.inf
-        self.weight = (0.4 * torch.randn(VOCABULARY, HIDDEN, generator=g)).bfloat16()
-        self.weight[11] = self.weight[12]
-        self.weight[13], self.weight[14] = 0.0, -0.0
-        self.bias = torch.randn(VOCABULARY, generator=g).bfloat16()
-        self.temperature = torch.linspace(0.4, 3, rows)
-        sizes = torch.randint(1, 3, (rows,), generator=g)
-        sizes[10::80], sizes[20] = 40, VOCABULARY
-        ids = [torch.randperm(VOCABULARY, generator=g)[:size].tolist() for size in sizes.tolist()]
-        ids[5:10] = [[11, 12], [13, 14], [3, 11, 12], [3, 13, 14], [3, 15]]
-        self.kept = Kept.of(ids)
-        self.targets = torch.stack([row[len(row) // 2] for row in map(self.kept.row, range(rows))])
-        self.upstream = torch.randn(rows, generator=g)
-
-    def whole(self, backend: str, arithmetic: str) -> list[Tensor]:
-        """Log-probabilities and gradients, those of weights added to what `main_grad` holds."""
-        hidden = self.hidden.float().requires_grad_()
-        weight, bias = (t.clone().requires_grad_() for t in (self.weight, self.bias))
-        for leaf in (weight, bias):
-            leaf.main_grad = torch.randn(leaf.shape, generator=torch.Generator().manual_seed(6))
-            leaf.main_grad[0] = -0.0
-        logp = kept_linear_logp(
-            hidden, weight, self.targets, self.kept, self.temperature, bias, backend=backend, arithmetic=arithmetic
-        )
-        logp.backward(self.upstream)
-        return [logp.detach(), hidden.grad, weight.main_grad, bias.main_grad]
-
-    def halves(self, backend: str, arithmetic: str) -> list[Tensor]:
-        """Log-probabilities and each rank's gradients, where two ranks hold half of the vocabulary each."""
-        impl, size = BACKENDS[backend], VOCABULARY // 2
-        given = []
-        for start in (0, size):
-            here, kept = slice(start, start + size), self.kept.inside(start, start + size)
-            given.append((self.hidden, self.weight[here], None, self.targets - start, self.temperature, kept))
-        states = [impl.kept_state(*each, arithmetic) for each in given]
-        state = merge_states([own[:, :5] for own in states])
-        picked = torch.stack([own[:, 5] for own in states]).amax(0).to(torch.int32).view(torch.float32)
-        found, lse = [finish_logp(state, picked)], finish(state)
-        for each in given:
-            dw = torch.zeros(each[1].shape)
-            found += [impl.kept_backward(self.upstream, *each, lse, dw, None, arithmetic), dw]
-        return found
+def problem(rows: int) -> Problem:
+    """Supports of one id, of a few, and of the whole vocabulary."""
+    longer = {10: 40, 20: VOCABULARY, 90: 40, 170: 40, 250: 40}
+    return Problem(rows, 40, VOCABULARY, 2, {row: size for row, size in longer.items() if row < rows}, device="cpu")
 
 
 def differing(how: Callable[[str, str], list[Tensor]], arithmetic: str) -> list[str]:
@@ -166,12 +126,12 @@ def main(directory: str) -> None:
     for owner, given in changes.items():
         for name, value in given.items():
             setattr(owner, name, value)
-    found = {arithmetic: differing(Problem(ROWS).whole, arithmetic) for arithmetic in ("fma32", "sm90")}
-    few = Problem(24)
+    found = {arithmetic: differing(problem(ROWS).run, arithmetic) for arithmetic in ("fma32", "sm90")}
+    few = problem(24)
     found["two ranks"] = differing(few.halves, "sm90")
     for number, (name, fault) in enumerate(FAULTS.items()):
         serve(faulty(Path(directory), number, *fault))
-        found[name] = differing(few.whole, "sm90")
+        found[name] = differing(few.run, "sm90")
     print(json.dumps(found))
 
 

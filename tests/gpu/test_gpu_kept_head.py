@@ -5,13 +5,18 @@ python -m pytest tests/gpu/test_gpu_kept_head.py
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from kept_head_problem import Problem
 
 from samebits.backends import device_arithmetic
 from samebits.bits import assert_same, first_difference
@@ -19,8 +24,7 @@ from samebits.linear_logp import LinearLogpContext, LinearLogpRequest, LinearPro
 from samebits.linear_logp.provider import provider
 from samebits.ops.linear import matmul_f32
 from samebits.ops.logprob import BACKENDS as LOGPROB_BACKENDS
-from samebits.ops.logprob import finish, finish_logp, merge_states
-from samebits.ops.sample_support import BACKENDS, Kept, Limits, kept_linear_logp, sample_kept, sample_support
+from samebits.ops.sample_support import Kept, Limits, kept_linear_logp, sample_kept, sample_support
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device: run `python -m pytest tests/gpu` on a machine with one"
@@ -37,71 +41,10 @@ def served(kind: str) -> str:
     return kind
 
 
-class Problem:
-    """Supports of one id, of a few, of nearly and of really all; equal logits, zeros of both signs, an infinity."""
-
-    def __init__(self) -> None:
-        g = torch.Generator().manual_seed(3)
-        self.hidden = torch.randn(ROWS, HIDDEN, generator=g).bfloat16()
-        self.hidden[7], self.hidden[8], self.hidden[9, 3] = 0.0, -0.0, torch.inf
-        self.weight = (0.3 * torch.randn(VOCABULARY, HIDDEN, generator=g)).bfloat16()
-        self.weight[11] = self.weight[12]
-        self.weight[13], self.weight[14] = 0.0, -0.0
-        self.bias = torch.randn(VOCABULARY, generator=g).bfloat16()
-        self.temperature = torch.linspace(0.4, 4, ROWS)
-        sizes = torch.randint(1, 7, (ROWS,), generator=g)
-        sizes[20], sizes[30:36] = VOCABULARY, torch.tensor([15, 16, 17, 33, 100, VOCABULARY - 1])
-        ids = [torch.randperm(VOCABULARY, generator=g)[:size].tolist() for size in sizes.tolist()]
-        ids[5:10] = [[11, 12], [13, 14], [3, 11, 12], [3, 13, 14], [3, 15]]
-        self.kept = Kept.of(ids)
-        self.targets = torch.stack([row[len(row) // 2] for row in map(self.kept.row, range(ROWS))])
-        self.upstream = torch.randn(ROWS, generator=g)
-
-    def run(self, backend: str, kind: str, bias: bool = True, rows: slice = slice(None), **given: Any) -> list[Tensor]:
-        """Log-probabilities and gradients on the CPU, those of weights added to what `main_grad` holds."""
-        put = partial(Tensor.to, device="cpu" if backend == "reference" else "cuda")
-        hidden = put(self.hidden[rows].float()).requires_grad_()
-        leaves = [put(t.clone()).requires_grad_() for t in (self.weight, self.bias)[: 1 + bias]]
-        for leaf in leaves:
-            leaf.main_grad = put(before(leaf))
-        kept = given.get("kept", self.kept.select(torch.arange(ROWS)[rows]))
-        logp = kept_linear_logp(
-            hidden, leaves[0], put(self.targets[rows]), kept, put(self.temperature[rows]),
-            leaves[1] if bias else None, backend=backend, arithmetic=kind,
-        )  # fmt: skip
-        logp.backward(put(self.upstream[rows]))
-        return [t.detach().cpu() for t in (logp, hidden.grad, *(leaf.main_grad for leaf in leaves))]
-
-    def halves(self, backend: str, kind: str, weights: bool) -> list[Tensor]:
-        """Log-probabilities, each rank's gradient of hidden and (`weights`) of its half of the weight."""
-        put = partial(Tensor.to, device="cpu" if backend == "reference" else "cuda")
-        impl, given = BACKENDS[backend], []
-        hidden, temperature, upstream = map(put, (self.hidden, self.temperature, self.upstream))
-        for half in (slice(0, VOCABULARY // 2), slice(VOCABULARY // 2, VOCABULARY)):
-            kept = self.kept.inside(half.start, half.stop).to(hidden.device)
-            weight, bias = put(self.weight[half]), put(self.bias[half]).float()
-            given.append((hidden, weight, bias, put(self.targets - half.start), temperature, kept))
-        states = [impl.kept_state(*each, kind) for each in given]
-        state = merge_states([own[:, :5] for own in states])
-        picked = torch.stack([own[:, 5] for own in states]).amax(0).to(torch.int32).view(torch.float32)
-        dw, lse = put(before(self.weight)), finish(state, backend)
-        parts = list(dw.chunk(2)) if weights else [None, None]
-        dhidden = [
-            impl.kept_backward(upstream, *each, lse, part, None, kind) for each, part in zip(given, parts, strict=True)
-        ]
-        return [t.cpu() for t in (finish_logp(state, picked, backend), *dhidden, dw)[: 3 + weights]]
-
-
-def before(leaf: Tensor) -> Tensor:
-    """What a gradient buffer holds before a backward pass."""
-    held = torch.randn(leaf.shape, generator=torch.Generator().manual_seed(6))
-    held[0] = -0.0
-    return held
-
-
 @pytest.fixture(scope="module")
 def problem() -> Problem:
-    return Problem()
+    longer = {20: VOCABULARY, 30: 15, 31: 16, 32: 17, 33: 33, 34: 100, 35: VOCABULARY - 1}
+    return Problem(ROWS, HIDDEN, VOCABULARY, most=6, longer=longer, device="cuda")
 
 
 @pytest.fixture(scope="module")
