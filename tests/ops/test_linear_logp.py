@@ -241,6 +241,20 @@ def test_a_nan_is_a_nan_in_both_forms_of_hidden_states() -> None:
     assert_same(linear_logp(hidden.float(), case.weight, case.targets), want)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_every_nan_of_a_gradient_has_the_bits_of_the_boundary(backend: str) -> None:
+    case = Case()
+    with torch.no_grad():
+        case.hidden[7, 3] = torch.nan
+    offset = case.bias.detach().float().requires_grad_()
+    offset.main_grad = torch.zeros(VOCABULARY)
+    _, dhidden, dweight, _ = case.gradients(0.7, offset, backend=backend)
+    nan = torch.tensor([0x7FC00000], dtype=torch.int32).view(torch.float32)
+    for gradient, places in ((dhidden[7], DEPTH), (dweight, dweight.numel()), (offset.main_grad, VOCABULARY)):
+        assert gradient.isnan().sum() == places
+        assert_same(gradient, nan.to(gradient.dtype).expand_as(gradient))
+
+
 MEMORY = """
 import resource, torch
 from samebits.ops.logprob import linear_logp

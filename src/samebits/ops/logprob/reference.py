@@ -175,4 +175,5 @@ def linear_backward(
     if dbias is not None:
         for row in dz.float():
             dbias += row
+        dbias.copy_(canonical_nan(dbias))
     return canonical_nan(dot(dz, weight.t(), None, arithmetic))
