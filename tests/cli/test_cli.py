@@ -13,9 +13,11 @@ import torch
 import typer
 
 from samebits.cli.doctor import examine, self_check
+from samebits.cli.locate import locate_command
 from samebits.cli.main import run as run_callback
 from samebits.cli.main import run_settings
 from samebits.cli.run import numbered_run_dir
+from samebits.cli.wiring import engine_arguments, parts
 from samebits.rl.config import RunConfig, load_config
 from samebits.rl.inputs import resolve_inputs
 from samebits.testing.runs import write_run
@@ -205,6 +207,26 @@ def test_an_ablation_takes_a_zero_and_a_no_for_an_answer() -> None:
     assert run_settings(words) == {"eval_interval": 0, "kl_coef": 0.0, "rollout_graphs": False, "num_rollout": 3}
     with pytest.raises(typer.BadParameter, match="--debug belongs to"):
         run_settings(["--debug"])
+
+
+def test_the_size_of_a_batch_reaches_the_engine() -> None:
+    config = RunConfig(max_num_seqs=3, max_num_batched_tokens=24)
+    inputs = resolve_inputs(config)
+    (engine,) = engine_arguments(config, inputs, parts().contract(config, inputs), 0)
+    assert (engine.max_num_seqs, engine.max_num_batched_tokens) == (3, 24)
+
+
+def test_a_record_does_not_decide_what_is_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "run")
+    manifest = tmp_path / "run/manifest.json"
+    record = json.loads(manifest.read_bytes())
+    record["config"] |= {"linear_logp_provider": "antigravity.score", "samples_per_prompt": 3}
+    manifest.write_text(json.dumps(record))
+    for named in (None, "antigravity.score"):
+        assert locate_command(tmp_path / "run", None, None, None, named, tmp_path / "out", False, False) == 2
+        refused = "if you trust it, give --linear-logp-provider antigravity.score" in capsys.readouterr().err
+        assert refused == (named is None)
+    assert "antigravity" not in sys.modules
 
 
 def test_no_number_of_seconds_is_no_self_check() -> None:

@@ -47,6 +47,12 @@ def refused(tmp_path: Path, **settings: Any) -> str:
             {"linear_logp_provider": "absent", "linear_logp_provider_mode": "audit", "case": "P/P"},
             "'absent' is no dotted path",
         ),
+        (
+            {"reward": "absent_module.score"},
+            "reward: ModuleNotFoundError: No module named 'absent_module'; want",
+        ),
+        ({"reward": "math.absent"}, "reward: AttributeError"),
+        ({"reward": "math.pi"}, "reward 'math.pi' must be a function of a response and its label, got 3.14"),
         ({"temperature": 2.5}, "temperature 2.5 is above 2, the highest that vLLM serves"),
         ({"kv_cache_gib": 0.001}, "kv_cache_gib 0.001: one sequence of .* = 576 tokens needs 0.002"),
     ],

@@ -95,7 +95,8 @@ def starting(folder: Path) -> Iterator[Start]:
 
     def begin(name: str, **flags: object) -> Running:
         settings = {**SMALL, **{key.replace("_", "-"): value for key, value in flags.items()}}
-        words = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
+        words = [word for key, value in settings.items() for word in (f"--{key}", str(value)) if value is not True]
+        words += [f"--{key}" for key, value in settings.items() if value is True]
         command = [sys.executable, "-m", "samebits.cli.main", "run", "--run-dir", str(folder / name), *words]
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True

@@ -10,9 +10,14 @@ from typing import Any
 
 import pytest
 
+from samebits.bits import tree_digests
 from samebits.evidence.sidecar import StepSample, read_step, sidecar_name
 from samebits.evidence.verdict import Verdict
 from samebits.evidence.verify import verify
+from samebits.rl.chat import ChatTokenizer
+from samebits.rl.config import RunConfig
+from samebits.rl.inputs import resolve_inputs
+from samebits.rl.publication import read_weights, version_of
 from samebits.timeline.events import Evaluated, Published, Sampled
 from samebits.timeline.ledger import read
 
@@ -44,7 +49,7 @@ def strict(start_once: Callable) -> Path:
 
 
 def test_strict_on_both_sides_gives_the_same_bits_twice(start: Callable, strict: Path) -> None:
-    again = strict_run(start, "again")
+    again = strict_run(start, "again", save_model=True)
     totals = summary(strict)
     assert (totals["mismatch_count"], totals["max_abs_diff"], totals["steps"]) == (0, 0.0, 3)
     assert totals["compared_tokens"] > 100
@@ -54,8 +59,20 @@ def test_strict_on_both_sides_gives_the_same_bits_twice(start: Callable, strict:
     first, second = (read(run / "timeline.jsonl").events for run in (strict, again))
     assert weights(first) == weights(second)
     assert len(set(weights(first))) == 4
+    assert_same_model(again / "model", weights(second)[-1][1])
     accuracies = [[e.accuracy for e in events if isinstance(e, Evaluated)] for events in (first, second)]
     assert accuracies[0] == accuracies[1]
+
+
+def assert_same_model(model: Path, digest: str) -> None:
+    """A directory that a run can start from, with the weights of this digest."""
+    assert version_of(0, tree_digests(read_weights(model))).digest == digest
+    started_from = resolve_inputs(RunConfig()).model
+    files = {path.name: path.read_bytes() for path in model.iterdir() if path.suffix != ".safetensors"}
+    assert files == {path.name: path.read_bytes() for path in started_from.iterdir() if path.name in files}
+    assert resolve_inputs(RunConfig(model=str(model))).model == model
+    assert (model / "model.safetensors").stat().st_mode == (model / "config.json").stat().st_mode
+    assert set(files) == {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
 
 
 def weights(events: tuple) -> list[tuple[int, str]]:
@@ -67,8 +84,8 @@ def facts(sample: StepSample) -> tuple[tuple[int, ...], ...]:
 
 
 def test_two_engines_share_the_prompts_and_give_the_bits_of_one(start: Callable, strict: Path) -> None:
-    """All get every publication, and the records name each."""
-    two = strict_run(start, "two", rollout_engines=2)
+    """However little each computes at once. All get every publication, and the records name each."""
+    two = strict_run(start, "two", rollout_engines=2, max_num_seqs=3, max_num_batched_tokens=24)
     for step in (1, 2, 3):
         left, right = (read_step(run / sidecar_name(step)) for run in (strict, two))
         assert [facts(sample) for sample in left] == [facts(sample) for sample in right]
@@ -102,12 +119,16 @@ def test_native_code_on_a_side_shows_the_mismatch(start: Callable, case: str) ->
 
 
 def test_draws_from_a_nucleus_give_the_same_bits_over_it(start: Callable) -> None:
-    job = start("run", top_p=0.9, top_k=20, train_tp=2)
+    job = start("run", top_p=0.9, top_k=20, train_tp=2, reward="operator.gt")
     assert job.wait() == Verdict.SAME.exit_code, job.output + job.logs()
     totals = summary(job.path)
     assert (totals["mismatch_count"], totals["steps"]) == (0, 2)
     found = verify(job.path)
     assert found.sampling.startswith(f"top-k 20, top-p 0.9; all {totals['compared_tokens']} tokens lie in their")
+    decode = ChatTokenizer(resolve_inputs(RunConfig()).model).decode
+    labels = [json.loads(line)["label"] for line in resolve_inputs(RunConfig()).prompts.read_text().splitlines()]
+    for sample in read_step(job.path / sidecar_name(1)):
+        assert sample.reward == (decode(sample.token_ids) > labels[int(sample.key.split("/")[1])])
     assert f"Sampling: {found.sampling}" in (job.path / "report.html").read_text()
 
 

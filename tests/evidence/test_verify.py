@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -106,6 +107,24 @@ def test_tampering_is_caught_by_the_seal(run: Path, name: str) -> None:
 
 def edit_inputs(run: Path, **inputs: str | None) -> None:
     edit_json(run / "manifest.json", lambda m: (m.update(inputs=inputs), m["after"].update(inputs=inputs)))
+
+
+def keep_model(run: Path, **changes: object) -> None:
+    """As if the run had kept its model, with one file; `changes` override what the manifest says of it."""
+    (run / "model").mkdir()
+    (run / "model/config.json").write_text("{}")
+    files = {"config.json": hashlib.sha256(b"{}").hexdigest()}
+    saved = {"version": 2, "digest": "w2", "files": files, **changes}
+    edit_json(run / "manifest.json", lambda m: (m.update(saved=saved), m["config"].update(save_model=True)))
+
+
+def test_a_model_that_was_kept(run: Path) -> None:
+    """It may be moved away."""
+    keep_model(run)
+    reseal(run)
+    assert verify(run).verdict is Verdict.SAME, verify(run).problems
+    shutil.rmtree(run / "model")
+    assert verify(run).verdict is Verdict.SAME, verify(run).problems
 
 
 def move(lines: list[dict]) -> None:
@@ -299,6 +318,19 @@ SIGNED = {
     "evaluation relabelled": (
         lambda run: edit_inputs(run, model="a", reference="a", held_out="c"),
         "config.eval_data is None, other inputs were read",
+    ),
+    "another reward": (lambda run: edit_config(run, reward="my.score"), "config.reward is 'my.score', None was used"),
+    "model that was said to be kept": (lambda run: edit_config(run, save_model=True), "saved is None"),
+    "model that nobody kept": (lambda run: (run / "model").mkdir(), "model lies here, but the run saved no model"),
+    "kept model of other weights": (lambda run: keep_model(run, digest="w1"), "saved model is not version 2"),
+    "kept model without files": (lambda run: keep_model(run, files={}), "saved names no files"),
+    "kept model without a file": (
+        lambda run: (keep_model(run), (run / "model/config.json").unlink()),
+        "model/config.json is missing, or not the file that was saved",
+    ),
+    "kept model with another file": (
+        lambda run: (keep_model(run), (run / "model/config.json").write_text("{ }")),
+        "model/config.json is missing, or not the file that was saved",
     ),
     "packages relabelled": (
         lambda run: edit_route(run, "trainer", lambda r: r.update(versions={"samebits": "1"})),

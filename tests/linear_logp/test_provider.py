@@ -253,6 +253,25 @@ def on_another_device() -> LinearLogpRequest:
     return request(target_ids=torch.zeros(ROWS, dtype=torch.int64, device="meta"), context=source)
 
 
+def with_head(weight: torch.Tensor | None = None, bias: torch.Tensor | None = None) -> LinearLogpRequest:
+    source = request().context
+    assert source is not None
+    projection = LinearProjection(source.projection.weight if weight is None else weight, bias)
+    return request(context=LinearLogpContext(source.hidden, projection, source.vocab_partition))
+
+
+def in_parts(count: int, **changes: Any) -> LinearLogpRequest:
+    source = request().context
+    assert source is not None
+    partition = VocabPartition(0, PADDED, REAL, PADDED, gradient_parts=count)
+    return request(context=LinearLogpContext(source.hidden, source.projection, partition), **changes)
+
+
+class ThreeRanks:
+    def size(self) -> int:
+        return 3
+
+
 def without_context() -> LinearLogpRequest:
     return LinearLogpRequest(torch.zeros(ROWS, PADDED), torch.zeros(ROWS, dtype=torch.int64))
 
@@ -263,8 +282,13 @@ def without_context() -> LinearLogpRequest:
         (without_context(), "no context"),
         (request(context=in_float32(request())), "serves bfloat16, hidden"),
         (on_another_device(), "serves cpu, cuda, the request is on meta"),
+        (with_head(weight=torch.zeros(HIDDEN, PADDED).bfloat16().t()), "serves a contiguous weight"),
+        (with_head(bias=torch.zeros(PADDED).half()), "bias of bfloat16 or float32"),
+        (request(tensor_parallel_group=ThreeRanks()), "tree over 3 ranks is not balanced"),
+        (in_parts(5), "tree over 5 gradient_parts is not balanced"),
+        (in_parts(4, kept_ids=torch.zeros(ROWS, 1, dtype=torch.int64)), "has no gradient_parts"),
+        (in_parts(4, with_entropy=True, with_entropy_grad=True), "has no gradient_parts"),
     ],
-    ids=["no context", "dtype", "device"],
 )
 def test_what_it_does_not_serve_it_says(asked: LinearLogpRequest, message: str) -> None:
     with pytest.raises(LinearLogpProviderUnavailable, match=message):

@@ -340,6 +340,13 @@ def test_wrong_calls_are_named(backend: str) -> None:
             packed([0, 10, 16], positions.int(), torch.tensor([0, 16, 16]).int())
     with pytest.raises(ValueError, match="together, or neither"):
         packed([0, 10, 16], torch.arange(16).int())
+    with pytest.raises(ValueError, match="cu_seqlens must start with a 0"):
+        packed([])
+    with pytest.raises(ValueError, match="the pages of a request must be adjacent"):
+        paged(pages.table.repeat_interleave(2, 1)[:, ::2], [10, 6])
+    for out in (torch.zeros(b.q.shape), b.q.transpose(0, 1).contiguous().transpose(0, 1), b.q[1:]):
+        with pytest.raises(ValueError, match=r"out must be contiguous bfloat16 \[16, 4, "):
+            paged_attention(b.q, pages.cache, pages.table, b.cu.diff(), b.cu, 1.0, backend=backend, out=out)
     with pytest.raises(ValueError, match="contiguous int32"):
         attention(b.q, b.k, b.v, b.cu.long(), 1.0, backend=backend)
     with pytest.raises(ValueError, match="4 query heads are not a multiple of 3"):

@@ -225,6 +225,22 @@ def test_a_target_that_no_rank_holds_is_refused() -> None:
         linear_logp(case.hidden, case.weight, case.targets, vocab_start=100, real_vocab=700)
 
 
+def test_a_bias_may_have_any_stride() -> None:
+    case = Case()
+    offset = torch.randn(VOCABULARY, 2, generator=torch.Generator().manual_seed(3))[:, 1]
+    want = case.gradients(0.7, offset.contiguous())
+    assert_all_same(case.gradients(0.7, offset), want, "every second number")
+
+
+def test_a_nan_is_a_nan_in_both_forms_of_hidden_states() -> None:
+    case = Case()
+    hidden = case.hidden.detach().clone()
+    hidden[7, 3] = torch.nan
+    want = linear_logp(hidden, case.weight, case.targets)
+    assert want.isnan().nonzero().tolist() == [[7]]
+    assert_same(linear_logp(hidden.float(), case.weight, case.targets), want)
+
+
 MEMORY = """
 import resource, torch
 from samebits.ops.logprob import linear_logp
@@ -250,7 +266,10 @@ def test_logits_are_never_all_in_memory() -> None:
         ({"weight": torch.zeros(5, 4)}, "weight must be contiguous bfloat16"),
         ({"hidden": torch.zeros(2, 3).bfloat16()}, r"hidden must be \[T, 4\]"),
         ({"hidden": torch.full((2, 4), 1.0001)}, "must hold bfloat16 values"),
-        ({"targets": torch.zeros(2, 1, dtype=torch.int64)}, r"targets must be \[T\]"),
+        (
+            {"targets": torch.zeros(2, 1, dtype=torch.int64)},
+            r"targets must be contiguous int64 \[2\], got torch.int64 \[2, 1\]",
+        ),
         ({"bias": torch.zeros(4)}, "bias must be"),
         ({"temperature": -1.0}, "temperature must be positive"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.rl.processes import Group
+from samebits.rl.processes import Group, close
 from samebits.rl.protocols import RunFailed
 
 
@@ -72,6 +73,34 @@ def test_a_hang_ends_at_its_deadline(pair: Group) -> None:
 def test_what_a_host_prints_goes_to_its_log(pair: Group, tmp_path: Path) -> None:
     pair.gather("print", [pair.hosts[0].call("time"), pair.hosts[1].call("system", "echo heard")], 30)
     assert "heard" in (tmp_path / "trainer-rank-1.log").read_text()
+
+
+class Leaver:
+    """Takes its time to end: until all others are ending, too, which it writes down."""
+
+    def __init__(self, folder: Path, number: int, count: int) -> None:
+        self._folder, self._number, self._count = folder, number, count
+
+    def close(self) -> None:
+        atexit.register(self._leave)
+
+    def _leave(self) -> None:
+        (self._folder / f"leaving-{self._number}").touch()
+        ends = time.monotonic() + 15
+        while len(list(self._folder.glob("leaving-*"))) < self._count:
+            if time.monotonic() > ends:
+                return
+            time.sleep(0.01)
+        (self._folder / f"together-{self._number}").touch()
+
+
+def test_processes_of_all_groups_end_together(tmp_path: Path) -> None:
+    groups = [Group([f"trainer rank {rank}" for rank in range(2)], tmp_path), Group(["rollout engine 0"], tmp_path)]
+    numbers = iter(range(3))
+    for group in groups:
+        group.gather("start", group.start(Leaver, [(tmp_path, next(numbers), 3) for _ in group.hosts]), 30)
+    close(*groups)
+    assert sorted(path.name for path in tmp_path.glob("together-*")) == [f"together-{number}" for number in range(3)]
 
 
 def test_a_constructor_that_fails_is_named(tmp_path: Path) -> None:

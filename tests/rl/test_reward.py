@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from samebits.rl.given_reward import GivenReward
+from samebits.rl.protocols import RunFailed
 from samebits.rl.reward import LONGEST_ANSWER, Judge, last_boxed, reward
+
+
+def test_a_function_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_rewards.py").write_text("def score(response, label):\n    return response.count(label) / 2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    given = GivenReward.load("my_rewards.score")
+    assert given("five 5, 5 and 5", "5") == 1.5
+    digest = hashlib.sha256((tmp_path / "my_rewards.py").read_bytes()).hexdigest()
+    assert given.record() == {"path": "my_rewards.score", "source": digest}
+    assert GivenReward.load("math.sqrt").record() == {"path": "math.sqrt", "source": None}
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda response, label: float("nan"), "got nan, want a finite number"),
+        (lambda response, label: None, "got None, want a finite number"),
+        (lambda response, label: 1 / 0, "ZeroDivisionError: division by zero"),
+        (lambda response: 1.0, "TypeError"),
+    ],
+)
+def test_what_it_does_wrong_is_named(function: Callable[..., object], message: str) -> None:
+    with pytest.raises(RunFailed, match=f"reward my.score, label '56': .*{message}"):
+        GivenReward("my.score", function)("text", "56")
 
 
 @pytest.fixture

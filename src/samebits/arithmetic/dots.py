@@ -35,7 +35,11 @@ def dot(
     else:
         from samebits.arithmetic import cpu
 
-        start = torch.zeros(a.shape[0], b.shape[0]) if acc is None else acc.clone(memory_format=torch.contiguous_format)
+        start = (
+            a.new_zeros(a.shape[0], b.shape[0], dtype=torch.float32)
+            if acc is None
+            else acc.clone(memory_format=torch.contiguous_format)
+        )
         out = cpu.dot(_inner(a), _inner(b), start, arithmetic)
     return canonical_nan(out) if arithmetic == "fma32" else out
 

@@ -36,7 +36,7 @@ def fill(rows: Tensor, group: int) -> Tensor:
 def zeros_for(a: Tensor, b: Tensor) -> Tensor:
     """+0 for every row of a [.., M, K] against every row of b [.., N, K]."""
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    return torch.zeros(*batch, a.shape[-2], b.shape[-2], device=a.device)
+    return a.new_zeros(*batch, a.shape[-2], b.shape[-2], dtype=torch.float32)
 
 
 def special(x: Tensor) -> Tensor:

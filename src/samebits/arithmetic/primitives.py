@@ -73,7 +73,7 @@ def fold_halves(lanes: torch.Tensor) -> torch.Tensor:
 
 def lane_dot(a: torch.Tensor, b: torch.Tensor, lanes: int) -> torch.Tensor:
     """fp32 [..., W] x [..., W] -> [...]: lane j chains fma over i = j (mod lanes), ascending; then fold_halves."""
-    acc = torch.zeros(*a.shape[:-1], lanes, device=a.device)
+    acc = a.new_zeros(*a.shape[:-1], lanes)
     for start in range(0, a.shape[-1], lanes):
         x, y = a[..., start : start + lanes], b[..., start : start + lanes]
         n = x.shape[-1]

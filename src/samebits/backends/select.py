@@ -71,16 +71,23 @@ def lazy(room: str, *names: str) -> Backends:
     return Backends(room, *names)
 
 
-def pick(op: str, backends: Mapping[str, ModuleType], name: str | None, x: torch.Tensor) -> ModuleType:
+def pick(
+    op: str, backends: Mapping[str, ModuleType], name: str | None, x: torch.Tensor, *others: torch.Tensor | None
+) -> ModuleType:
     """The module that implements `op` under `name`, or for the device of `x` where no name is given.
 
-    NoBackend names what exists instead.
+    NoBackend names what exists instead. The compiled CPU kernels read the tensors of a call by address: one in
+    other memory is refused here.
     """
     if name is None:
         device = x.device.type
         if device not in OF_DEVICE:
             raise NoBackend(f"{op}: no backend for tensors on {device}; there is one for {', '.join(OF_DEVICE)}")
         name = OF_DEVICE[device]
+    if name == "cpu":
+        for tensor in (x, *others):
+            if tensor is not None and not tensor.is_cpu:
+                raise NoBackend(f"{op}: backend 'cpu' takes tensors on the CPU, got one on {tensor.device}; move it")
     try:
         return backends[name]
     except KeyError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -32,9 +31,6 @@ class Difference:
 
 def _show(tensor: torch.Tensor, flat: int) -> str:
     value = tensor.detach().flatten()[flat]
-    if value.dtype == torch.float32:
-        pattern = struct.unpack("<I", struct.pack("<f", value.item()))[0]
-        return f"{value.item():.9g} (0x{pattern:08x})"
     size = tensor.element_size()
     pattern = int(raw(value.reshape(1))[0]) & (2 ** (8 * size) - 1)
     return f"{value.item():.9g} (0x{pattern:0{2 * size}x})"

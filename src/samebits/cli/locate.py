@@ -52,6 +52,7 @@ def locate_command(
     by_hand: ByHand | None,
     sample: str | None,
     token: int | None,
+    provider: str | None,
     out: Path | None,
     as_json: bool,
     debug: bool,
@@ -67,7 +68,7 @@ def locate_command(
     prepare()
     try:
         if run is not None:
-            answered = _from_run(run, sample, token, parts(), folder)
+            answered = _from_run(run, sample, token, provider, parts(), folder)
         else:
             assert by_hand is not None
             answered = _between(by_hand, parts(), folder)
@@ -113,10 +114,12 @@ def _written(answered: Answered, folder: Path) -> Any:
     return found
 
 
-def _from_run(run: Path, sample: str | None, token: int | None, parts: Parts, folder: Path) -> Answered:
+def _from_run(
+    run: Path, sample: str | None, token: int | None, provider: str | None, parts: Parts, folder: Path
+) -> Answered:
     from samebits.locate.recorded_run import RecordedRun
 
-    recorded = RecordedRun(run, parts)
+    recorded = RecordedRun(run, parts, provider)
     return recorded.locate(recorded.target(sample, token), folder, _say)
 
 

@@ -47,9 +47,11 @@ def run(
     device: Annotated[Text, typer.Option(help="cpu or cuda, for both sides.")] = None,
     run_dir: Annotated[Text, typer.Option(help="Where the records go.")] = None,
     model: Annotated[Text, typer.Option(help="Hugging Face directory, or preset:NAME.")] = None,
+    save_model: Annotated[Switch, typer.Option(help="Keep the trained model in RUN_DIR/model.")] = None,
     reference_checkpoint: Annotated[Text, typer.Option(help="Model of the KL term; left out: the start.")] = None,
     prompt_data: Annotated[Text, typer.Option(help="JSONL problems, or preset:NAME.")] = None,
     eval_data: Annotated[Text, typer.Option(help="Held-out JSONL problems; empty: none.")] = None,
+    reward: Annotated[Text, typer.Option(help="Your function of a response and its label.")] = None,
     num_rollout: Annotated[Whole, typer.Option(help="Steps: a rollout and a training step.")] = None,
     samples_per_prompt: Annotated[Whole, typer.Option(help="Responses per prompt.")] = None,
     global_batch_size: Annotated[Whole, typer.Option(help="Responses per step.")] = None,
@@ -90,6 +92,8 @@ def run(
     rollout_tp: Annotated[Whole, typer.Option(help="Tensor parallelism of an engine.")] = None,
     rollout_graphs: Annotated[Switch, typer.Option(help="Captured graphs of engines on a GPU.")] = None,
     kv_cache_gib: Annotated[Real, typer.Option(help="GiB of an engine worker for keys and values.")] = None,
+    max_num_seqs: Annotated[Whole, typer.Option(help="Responses that an engine computes at once.")] = None,
+    max_num_batched_tokens: Annotated[Whole, typer.Option(help="Tokens of one step of an engine.")] = None,
     native_compile: Annotated[Switch, typer.Option(help="Native vLLM in its compiled mode.")] = None,
     max_tp: Annotated[Whole, typer.Option(help="K segments of row-parallel layers.")] = None,
     threads: Annotated[Whole, typer.Option(help="CPU threads per process; 0: a fair share.")] = None,
@@ -168,6 +172,7 @@ def locate(
     run: Annotated[Optional[Path], typer.Argument(help="A run directory.")] = None,  # noqa: UP045
     sample: Annotated[Text, typer.Option(help="step/prompt/sample; left out: the first that differs.")] = None,
     token: Annotated[Whole, typer.Option(help="Token of the response; left out: the first that differs.")] = None,
+    linear_logp_provider: Annotated[Text, typer.Option(help="Another provider that the run may name.")] = None,
     trainer_model: Annotated[Text, typer.Option(help="Instead of a run: the trainer's model.")] = None,
     rollout_model: Annotated[Text, typer.Option(help="The rollout side's model; left out: the trainer's.")] = None,
     trainer_case: Annotated[str, typer.Option(help="R, P, or attention=R,ffn=P,logp=R.")] = "R",
@@ -193,7 +198,7 @@ def locate(
     """
     from samebits.cli.locate import ByHand, locate_command
 
-    _refuse_idle(context, ("sample", "token") if run is None else ByHand.__annotations__)
+    _refuse_idle(context, ("sample", "token", "linear_logp_provider") if run is None else ByHand.__annotations__)
     by_hand = None
     if trainer_model is not None:
         by_hand = ByHand(
@@ -213,7 +218,7 @@ def locate(
             max_tokens=max_tokens,
             seed=seed,
         )
-    raise typer.Exit(locate_command(run, by_hand, sample, token, out, as_json, debug))
+    raise typer.Exit(locate_command(run, by_hand, sample, token, linear_logp_provider, out, as_json, debug))
 
 
 def _refuse_idle(context: typer.Context, names: Iterable[str]) -> None:

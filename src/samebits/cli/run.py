@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from samebits import env
-from samebits.evidence.store import SEAL, TIMELINE
+from samebits.evidence.store import MODEL, SEAL, TIMELINE
 from samebits.evidence.verdict import Verdict
 from samebits.evidence.verify import Verification, verify
 from samebits.rl.config import RunConfig, load_config, to_toml
@@ -127,6 +127,8 @@ def _run(config: RunConfig) -> int:
     run = Path(str(config.run_dir))
     found = verify(run)
     typer.echo(conclusion(config, found))
+    if config.save_model:
+        typer.echo(f"model: {run / MODEL}")
     try:
         typer.echo(f"report: {write_report(run, found)}")
     except OSError as error:

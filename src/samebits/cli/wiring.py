@@ -81,6 +81,8 @@ def engine_arguments(config: RunConfig, inputs: Inputs, contract: RunContract, i
             model=str(inputs.model),
             device=config.device,
             kv_cache_gib=config.kv_cache_gib,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
             graphs=config.rollout_graphs,
             case=ModuleRoutes(**routes),  # type: ignore[arg-type]
             tp=config.rollout_tp,

@@ -46,6 +46,10 @@ def check_declared(manifest: Mapping[str, Any], events: tuple[Event, ...]) -> No
     _check_samples(config, events)
     _check_losses(config, events)
     _check_evaluations(config, events)
+    _check_saved(config, manifest.get("saved"), events)
+    reward = manifest.get("reward")
+    if config.get("reward") != (reward.get("path") if isinstance(reward, Mapping) else reward):
+        raise ValueError(f"manifest.json: config.reward is {config.get('reward')!r}, {reward!r:.80} was used")
 
 
 def vocabulary(manifest: Mapping[str, Any]) -> int | None:
@@ -85,6 +89,20 @@ def _check_inputs(config: Mapping[str, Any], inputs: object) -> None:
         raise ValueError("manifest.json: config names no reference model, and another than the model was read")
     if bool(config.get("eval_data")) != bool(inputs.get("held_out")):
         raise ValueError(f"manifest.json: config.eval_data is {config.get('eval_data')!r}, other inputs were read")
+
+
+def _check_saved(config: Mapping[str, Any], saved: object, events: Iterable[Event]) -> None:
+    """The model that was kept has the weights that were published last."""
+    if bool(config.get("save_model")) != (saved is not None):
+        raise ValueError(f"manifest.json: config.save_model is {config.get('save_model')!r}, saved is {saved!r:.80}")
+    if saved is None:
+        return
+    files = saved.get("files") if isinstance(saved, Mapping) else None
+    if not isinstance(saved, Mapping) or not isinstance(files, Mapping) or not files:
+        raise ValueError(f"manifest.json: saved names no files: {saved!r:.80}")
+    last = [event for event in events if isinstance(event, Published)][-1]
+    if (saved.get("version"), saved.get("digest")) != (last.version, last.digest):
+        raise ValueError(f"manifest.json: the saved model is not version {last.version}, which was published last")
 
 
 def _check_contract(config: Mapping[str, Any], content: Mapping[str, Any]) -> None:

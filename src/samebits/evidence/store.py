@@ -7,6 +7,7 @@ steps/          one safetensors sidecar per step
 routes/         one JSON record per process: which code served which module
 summary.json    totals
 seal.json       sha256 of the manifest; written last
+model/          the trained model where it was kept; its files' sha256 are in the manifest, and it may be moved away
 report.html, logs/, locate/, tracking/   derived or incidental, outside the seal
 """
 
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST, TIMELINE, SUMMARY, SEAL = "manifest.json", "timeline.jsonl", "summary.json", "seal.json"
-REPORT, LOGS, ROUTES, STEPS, LOCATE = "report.html", "logs", "routes", "steps", "locate"
+REPORT, LOGS, ROUTES, STEPS, LOCATE, MODEL = "report.html", "logs", "routes", "steps", "locate", "model"
 LOCATED = "located.json"  # in LOCATE
 TRACES, TRACKING = "trace", "tracking"
 MANIFEST_SCHEMA, SEAL_SCHEMA = "samebits.manifest/2", "samebits.seal/1"
@@ -28,7 +29,7 @@ MANIFEST_SCHEMA, SEAL_SCHEMA = "samebits.manifest/2", "samebits.seal/1"
 WATCHED = ("inputs", "packages", "platform", "source")
 _PARTIAL = ".partial"
 # a page may be under way, or left by somebody who was killed
-_OUTSIDE = (REPORT, REPORT + _PARTIAL, LOGS, LOCATE, TRACKING)
+_OUTSIDE = (REPORT, REPORT + _PARTIAL, LOGS, LOCATE, TRACKING, MODEL)
 
 
 class RunDirectory:

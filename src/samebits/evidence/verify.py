@@ -25,6 +25,7 @@ from samebits.evidence.sidecar import StepSample, read_step, sidecar_name
 from samebits.evidence.store import (
     MANIFEST,
     MANIFEST_SCHEMA,
+    MODEL,
     ROUTES,
     SEAL,
     SEAL_SCHEMA,
@@ -81,6 +82,7 @@ def verify(run: Path) -> Verification:
             raise _Fault(f"{TIMELINE} {problems[0]}")
         check_declared(manifest, events)
         _check_unchanged(manifest)
+        _check_model(run, manifest)
         clip, limits = _clip_ratio(manifest), Limits.of(manifest["config"])
         strict = _started(events).case["logp"].endswith("/R")
         for step in _steps(run, events):
@@ -205,6 +207,19 @@ def _check_unchanged(manifest: Mapping[str, Any]) -> None:
     for name in WATCHED:
         if name not in manifest or manifest[name] != after.get(name):
             raise _Fault(f"{MANIFEST}: {name} changed during the run, or was not recorded at both ends")
+
+
+def _check_model(run: Path, manifest: Mapping[str, Any]) -> None:
+    """The trained model, where it was kept and still lies here, is the one that was saved."""
+    if not (run / MODEL).exists():
+        return
+    saved = manifest.get("saved")
+    if saved is None:
+        raise _Fault(f"{MODEL} lies here, but the run saved no model")
+    for name, digest in saved["files"].items():
+        path = run / MODEL / name
+        if Path(name).name != name or not path.is_file() or sha256_file(path) != digest:
+            raise _Fault(f"{MODEL}/{name} is missing, or not the file that was saved")
 
 
 def _started(events: tuple[Event, ...]) -> RunStarted:

@@ -288,10 +288,7 @@ class TrainerRank:
         empty dict.
         """
         self._lent.clear()
-        whole: dict[str, Tensor] = {}
-        for parameter, shards in gather_parameters([chunk.module for chunk in self.policy], self.shape):
-            if self.rank == 0:
-                whole |= parameter.whole(shards)
+        whole = self._whole()
         if self.rank != 0:
             return {}
         if self.config.weight_transfer == "cuda_ipc":
@@ -301,6 +298,22 @@ class TrainerRank:
             whole = {name: tensor.cpu() for name, tensor in whole.items()}
             save_tensors(whole, Path(path))
         return tree_digests(whole)
+
+    @shared_fate()
+    def save(self, path: str) -> None:
+        """Write the weights under Hugging Face names as `path`/model.safetensors (rank 0). All ranks must call it."""
+        self._lent.clear()
+        whole = self._whole()
+        if self.rank == 0:
+            save_tensors({name: tensor.cpu() for name, tensor in whole.items()}, Path(path))
+
+    def _whole(self) -> dict[str, Tensor]:
+        """On rank 0 every parameter of the policy, complete, by its Hugging Face name."""
+        whole: dict[str, Tensor] = {}
+        for parameter, shards in gather_parameters([chunk.module for chunk in self.policy], self.shape):
+            if self.rank == 0:
+                whole |= parameter.whole(shards)
+        return whole
 
     def lent_digests(self, parts: Sequence[Part]) -> list[str]:
         """The digests of parts of what the last export lent; rank 0 is asked."""

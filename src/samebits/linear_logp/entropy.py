@@ -102,7 +102,7 @@ def _log_sum_exp(
 ) -> Tensor:
     """fp32 [n] over the whole vocabulary. Tiles hold logits that are already divided."""
     # as if there were one column of no weight: a rank may hold nothing but padding
-    state = lse_state(torch.full((len(rows), 1), float("-inf"), device=rows.device))
+    state = lse_state(rows.new_full((len(rows), 1), float("-inf"), dtype=torch.float32))
     for block, _, logits in _tiles(rows, weight, bias, temperature, columns):
         state[block] = merge_states([state[block], lse_state(logits)])
     return finish(merge_states(list(gather_states(state, group))))

@@ -39,8 +39,8 @@ CONTRACT_ID = contract_id(LOGPROB.as_data())
 def provider(request: LinearLogpRequest) -> LinearLogpResult:
     """Scores the active rows; [T, V] never exists, forward or backward.
 
-    Raises LinearLogpProviderUnavailable without a context, for other dtypes than bf16, and on devices without kernels;
-    ValueError for an active target that is no token.
+    Raises LinearLogpProviderUnavailable without a context, for other dtypes than bf16, on devices without kernels, and
+    for gradients that have no tree; ValueError for an active target that is no token.
     """
     context = _served_context(request)
     rows = request.active_rows()
@@ -86,7 +86,24 @@ def _served_context(request: LinearLogpRequest) -> LinearLogpContext:
     for name, tensor in (("hidden", context.hidden), ("weight", context.projection.weight)):
         if tensor.dtype != torch.bfloat16:
             raise LinearLogpProviderUnavailable(f"serves bfloat16, {name} is {tensor.dtype}")
+    weight, bias = context.projection.weight, context.projection.bias
+    if not weight.is_contiguous():
+        raise LinearLogpProviderUnavailable(f"serves a contiguous weight, its strides are {weight.stride()}")
+    if bias is not None and bias.dtype not in (torch.bfloat16, torch.float32):
+        raise LinearLogpProviderUnavailable(f"serves a bias of bfloat16 or float32, it is {bias.dtype}")
+    if torch.is_grad_enabled() and context.hidden.requires_grad:
+        _check_tree(request, context.vocab_partition.gradient_parts)
     return context
+
+
+def _check_tree(request: LinearLogpRequest, parts: int) -> None:
+    """The gradient of the hidden states adds up along a balanced tree over ranks, and over parts of a rank's rows."""
+    for count, what in ((request.ranks, "ranks"), (parts, "gradient_parts")):
+        if count & (count - 1):
+            raise LinearLogpProviderUnavailable(f"a tree over {count} {what} is not balanced; it serves 1, 2, 4, ...")
+    limited = request.kept_ids is not None or request.log_prob_keep_mask is not None
+    if parts > 1 and (limited or request.with_entropy_grad):
+        raise LinearLogpProviderUnavailable("a gradient over a support or of an entropy has no gradient_parts")
 
 
 def _temperature_of(request: LinearLogpRequest, rows: Tensor) -> Temperature:

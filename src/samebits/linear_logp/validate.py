@@ -12,6 +12,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from samebits.linear_logp.types import LinearLogpRequest, LinearLogpResult
 
+LONGEST_IDENTITY = 400  # of ASCII, with quotes and escapes: ranks tell each other both in one record of fixed size
 _FIELDS = tuple(field.name for field in fields(LinearLogpResult))
 
 
@@ -47,6 +48,9 @@ def check_result(result: LinearLogpResult, request: LinearLogpRequest) -> None:
     for name in ("backend_id", "contract_id"):
         if not isinstance(getattr(result, name), str):
             raise TypeError(f"malformed result: {name} must be a string, got {type(getattr(result, name)).__name__}")
+        length = len(ascii(getattr(result, name)))
+        if length > LONGEST_IDENTITY:
+            raise ValueError(f"malformed result: {name} has {length} characters, at most {LONGEST_IDENTITY} are told")
     if not isinstance(result.provenance, Mapping):
         raise TypeError(f"malformed result: provenance must be a mapping, got {type(result.provenance).__name__}")
 

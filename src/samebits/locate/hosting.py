@@ -12,7 +12,7 @@ from samebits.contract import RunContract
 from samebits.rl.config import RunConfig
 from samebits.rl.inputs import Inputs
 from samebits.rl.job import Parts
-from samebits.rl.processes import Group
+from samebits.rl.processes import Group, close
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,5 +51,4 @@ def hosted(
         trainers.gather("start", trainers.start(parts.trainer, ranks), config.start_timeout)
         engines.gather("start", ready, config.start_timeout)
         yield trainers, engines
-        engines.close()
-        trainers.close()
+        close(engines, trainers)

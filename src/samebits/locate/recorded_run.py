@@ -15,7 +15,7 @@ from samebits.locate.model import Decoder
 from samebits.locate.search import coverage, first_divergence
 from samebits.locate.session import Answered, Question, Session
 from samebits.locate.sides import RolloutHosts, TrainerHosts
-from samebits.rl.config import RunConfig
+from samebits.rl.config import load_config
 from samebits.rl.inputs import resolve_inputs
 from samebits.rl.job import Parts
 from samebits.rl.processes import Group
@@ -43,13 +43,23 @@ class Target:
 class RecordedRun:
     """What a run directory holds, as far as it can be computed again."""
 
-    def __init__(self, run: Path, parts: Parts) -> None:
-        """Raises ValueError when the records can't be read, or the model or the contract are no longer the run's."""
+    def __init__(self, run: Path, parts: Parts, provider: str | None = None) -> None:
+        """`provider` is one that may be imported, besides our own.
+
+        Raises ValueError when the records can't be read, name another provider, or when the model or the contract are
+        no longer the run's.
+        """
         self._run, self._parts = run, parts
         if not (run / MANIFEST).is_file() or not (run / TIMELINE).is_file():
             raise ValueError(f"{run} holds no run: {MANIFEST} or {TIMELINE} is missing")
         manifest = parse_json((run / MANIFEST).read_bytes())
-        self.config = RunConfig(**manifest["config"])
+        self.config = load_config(manifest["config"])
+        named = self.config.linear_logp_provider
+        if f"{named}.".partition(".")[0] != "samebits" and named != provider:
+            raise ValueError(
+                f"the run names the provider {named!r}, and a record does not decide what is imported: "
+                f"if you trust it, give --linear-logp-provider {named}"
+            )
         inputs = resolve_inputs(self.config)
         contract = parts.contract(self.config, inputs)
         problem = refusal("this installation", manifest["contract"]["content"], contract.as_data())

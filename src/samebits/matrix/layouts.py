@@ -17,7 +17,7 @@ from samebits.rl.config import RunConfig
 from samebits.rl.inputs import Inputs, stop_ids
 from samebits.rl.job import Parts
 from samebits.rl.loop import draw_seed
-from samebits.rl.processes import Group
+from samebits.rl.processes import Group, close
 from samebits.rl.prompts import PromptSet
 from samebits.rl.sides import RolloutGroup, TrainerGroup
 from samebits.scratch import scratch_folder
@@ -69,7 +69,7 @@ def generate(shared: Shared, name: str, config: RunConfig, requests: Sequence[Ge
         rollouts = engines.generate(requests)
         check_rollouts(requests, rollouts, rollouts[0].version, shared.contract.digest())
         check_contracts(engines.proof(), config.cases, shared.contract)
-        group.close()
+        close(group)
     return rollouts
 
 

@@ -27,12 +27,17 @@ class RunConfig(BaseModel):
     device: Literal["cpu", "cuda"] = Field("cpu", description="cpu or cuda, for both sides; they share the cards")
 
     run_dir: str | None = Field(None, min_length=1, description="where the records go; if unset, the next runs/NNNN")
+    save_model: bool = Field(False, description="keep the trained model in RUN_DIR/model, a Hugging Face directory")
     model: str = Field("preset:arithmetic", description="a Hugging Face directory, or preset:NAME")
     reference_checkpoint: str | None = Field(
         None, min_length=1, description="model of the KL term; if unset, the start"
     )
     prompt_data: str = Field("preset:arithmetic", description="problems, JSONL with prompt and label")
     eval_data: str | None = Field("preset:arithmetic", description="held-out problems, JSONL; an empty string: none")
+
+    reward: str | None = Field(
+        None, min_length=1, description="package.module.name of your own f(response, label); if unset, a boxed answer"
+    )
 
     num_rollout: int = Field(15, ge=1, description="steps: each one rollout and one training step")
     samples_per_prompt: int = Field(8, ge=1, description="responses per prompt, one advantage group")
@@ -100,6 +105,8 @@ class RunConfig(BaseModel):
     rollout_tp: int = Field(1, ge=1, description="tensor-parallel workers of each engine")
     rollout_graphs: bool = Field(True, description="on a GPU, engines replay captured graphs on route R")
     kv_cache_gib: float = Field(0.25, gt=0, description="memory of an engine worker for keys and values, in GiB")
+    max_num_seqs: int = Field(64, ge=1, description="responses that an engine computes at once; others wait")
+    max_num_batched_tokens: int = Field(4096, ge=1, description="tokens of one step of an engine, prompts in pieces")
     native_compile: bool = Field(False, description="native vLLM, compiled: faster per token, slow to start")
     max_tp: int | None = Field(None, ge=1, description="K segments of row-parallel layers; the larger TP if unset")
     threads: int = Field(0, ge=0, le=1024, description="CPU threads of one engine or trainer; 0: all that are free")
@@ -130,6 +137,11 @@ class RunConfig(BaseModel):
         self._check_tree()
         if self.native_compile and set(self.routes("rollout").values()) != {"P"}:
             raise ValueError("native_compile is for a native rollout side: set case to P/P (or R/P), or leave it out")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens {self.max_num_batched_tokens} is below max_num_seqs {self.max_num_seqs}: "
+                "every response takes a token in each step; raise the one or lower the other"
+            )
         if self.weight_transfer == "cuda_ipc" and self.device != "cuda":
             raise ValueError("weight_transfer cuda_ipc needs both sides on GPUs: set device to cuda, or use files")
         if self.train_optimizer_offload and self.device != "cuda":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,8 +114,13 @@ def model_constants(model: Path, config: RunConfig) -> dict[str, object]:
 
 
 def _fingerprint(path: Path) -> Mapping[str, Any]:
-    files = [file for file in (sorted(path.glob("*")) if path.is_dir() else [path]) if file.is_file()]
+    return {"path": str(path), "files": file_digests(sorted(path.glob("*")) if path.is_dir() else [path])}
+
+
+def file_digests(paths: Iterable[Path]) -> dict[str, str]:
+    """The sha256 of each file among these paths, by its name."""
+    files = [path for path in paths if path.is_file()]
     # a core reads about a GB/s: the parts of a large checkpoint are hashed side by side
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         digests = pool.map(sha256_file, files)
-        return {"path": str(path), "files": {file.name: digest for file, digest in zip(files, digests, strict=True)}}
+        return {file.name: digest for file, digest in zip(files, digests, strict=True)}

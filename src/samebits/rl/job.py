@@ -17,15 +17,17 @@ import torch
 import samebits
 from samebits.contract import RunContract
 from samebits.evidence.record import Recorder, Watcher
-from samebits.evidence.store import LOGS, MANIFEST, MANIFEST_SCHEMA, SEAL, RunDirectory, sha256_file
+from samebits.evidence.store import LOGS, MANIFEST, MANIFEST_SCHEMA, MODEL, SEAL, RunDirectory, sha256_file
 from samebits.rl.chat import ChatTokenizer
 from samebits.rl.config import RunConfig
+from samebits.rl.given_reward import GivenReward
 from samebits.rl.inputs import Inputs, resolve_inputs, stop_ids
 from samebits.rl.loop import Job, run_loop
-from samebits.rl.processes import Factory, Group
+from samebits.rl.processes import Factory, Group, close
 from samebits.rl.prompts import PromptSet
 from samebits.rl.recorded import RecordedTokens
-from samebits.rl.reward import reward
+from samebits.rl.reward import reward as boxed_reward
+from samebits.rl.saved_model import save_model
 from samebits.rl.sides import RolloutGroup, TrainerGroup
 from samebits.scratch import scratch_folder
 
@@ -58,6 +60,7 @@ class _Ready:
     held_out: PromptSet | None
     stop_ids: tuple[int, ...]
     recorded: RecordedTokens | None
+    reward: GivenReward | None
     engine_args: Sequence[tuple[Any, ...]]
     trainer_args: Sequence[tuple[Any, ...]]
 
@@ -76,6 +79,7 @@ def _make_ready(config: RunConfig, parts: Parts, scratch: Path) -> _Ready:
         held_out=_held_out(config, inputs, tokenizer),
         stop_ids=stop_ids(inputs.model),
         recorded=RecordedTokens(Path(config.replay_tokens), config, prompts) if config.replay_tokens else None,
+        reward=GivenReward.load(config.reward) if config.reward else None,
         engine_args=[parts.engine_arguments(config, inputs, contract, i) for i in range(config.rollout_engines)],
         trainer_args=[
             parts.trainer_arguments(config, inputs, contract, rank, scratch) for rank in range(config.trainer_ranks)
@@ -101,6 +105,8 @@ def run_job(config: RunConfig, parts: Parts, watch: Watcher = lambda event: None
         scratch = stack.enter_context(scratch_folder())
         ready = _make_ready(config, parts, scratch)
         manifest = describe(config, ready.inputs, ready.contract)
+        if ready.reward:
+            manifest["reward"] = ready.reward.record()
         run = RunDirectory.create(Path(config.run_dir))
         run.write_json(MANIFEST, {**manifest, "files": []})
         record = Recorder(run, watch)
@@ -110,7 +116,7 @@ def run_job(config: RunConfig, parts: Parts, watch: Watcher = lambda event: None
             config=config,
             prompts=ready.prompts,
             held_out=ready.held_out,
-            reward=reward,
+            reward=ready.reward or boxed_reward,
             decode=ready.tokenizer.decode,
             stop_ids=ready.stop_ids,
             recorded=ready.recorded,
@@ -119,10 +125,11 @@ def run_job(config: RunConfig, parts: Parts, watch: Watcher = lambda event: None
             contract=ready.contract,
             weights=scratch,
         )
-        run_loop(job, record)
+        version = run_loop(job, record)
+        if config.save_model:
+            manifest["saved"] = save_model(trainer, version, ready.inputs.model, run.path / MODEL)
         routes = [*trainer.proof(), *rollout.proof()]
-        rollout.group.close()
-        trainer.group.close()
+        close(rollout.group, trainer.group)
         after = watched(resolve_inputs(config))
         return record.seal(config.num_rollout, routes, {**manifest, "after": after})
 

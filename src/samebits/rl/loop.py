@@ -62,8 +62,11 @@ class Job:
     recorded: RecordedTokens | None = None
 
 
-def run_loop(job: Job, record: Recorder) -> None:
-    """All steps of one run. RunFailed: something cannot be trusted; OSError: it cannot be recorded."""
+def run_loop(job: Job, record: Recorder) -> WeightVersion:
+    """All steps of one run; the version of the weights that they end with.
+
+    RunFailed: something cannot be trusted; OSError: it cannot be recorded.
+    """
     config = job.config
     _start(job, record)
     version = publish(job, record, 0)
@@ -94,6 +97,7 @@ def run_loop(job: Job, record: Recorder) -> None:
         record.add(Timed(step=step, generated_tokens=tokens, seconds=clock.seconds))
         if is_evaluation_due(config, step):
             evaluate(job, record, step, version)
+    return version
 
 
 def _start(job: Job, record: Recorder) -> None:
@@ -149,7 +153,7 @@ def generate(job: Job, requests: Sequence[GenerateRequest], version: WeightVersi
 
 
 def score(job: Job, rollouts: Sequence[Rollout], prompts: Sequence[Prompt]) -> list[float]:
-    """The rule-based reward of each response against its prompt's label."""
+    """The reward of each response against its prompt's label."""
     labels = {prompt.index: prompt.label for prompt in prompts}
     return [float(job.reward(job.decode(r.token_ids), labels[r.key.prompt])) for r in rollouts]
 

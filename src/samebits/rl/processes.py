@@ -65,9 +65,12 @@ class Host:
         ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return f"{self.name} (pid {self.pid}, {ended})"
 
-    def finish(self, timeout: float) -> None:
-        """Lets the process end by itself after its last call, and ends it if it does not."""
+    def dismiss(self) -> None:
+        """Lets the process end by itself after its last call."""
         self._executor.shutdown(wait=False)
+
+    def finish(self, timeout: float) -> None:
+        """Waits so long for a dismissed process, then ends it."""
         self._process.join(timeout)
         self.kill()
 
@@ -135,15 +138,19 @@ class Group:
         names, logs = ", ".join(host.name for host in late), ", ".join(str(host.log) for host in late)
         return f"{names} did not finish {doing} within {timeout:g} s; what it printed is in {logs}", None
 
-    def close(self, timeout: float = 20.0) -> None:
-        """Asks every hosted object to close and its process to end, waiting so long for each at most."""
-        wait([host.call("close") for host in self.hosts], timeout=timeout)
-        for host in self.hosts:
-            host.finish(timeout)
-
     def kill(self) -> None:
         for host in self.hosts:
             host.kill()
+
+
+def close(*groups: Group, timeout: float = 20.0) -> None:
+    """Asks every hosted object to close and its process to end, all together, waiting so long for each at most."""
+    hosts = [host for group in groups for host in group.hosts]
+    wait([host.call("close") for host in hosts], timeout=timeout)
+    for host in hosts:
+        host.dismiss()
+    for host in hosts:
+        host.finish(timeout)
 
 
 _hosted: Any = None

@@ -51,6 +51,9 @@ class TrainerSide(Protocol):
     def export(self, path: str) -> Mapping[str, str]:
         """Writes the weights under Hugging Face names into `path`; the digest of each parameter."""
 
+    def save(self, path: str) -> None:
+        """Writes the weights under Hugging Face names into the folder `path`."""
+
     def lent_digests(self, parts: Sequence[Part]) -> list[str]:
         """The digests of parts of the exported parameters, where those were lent instead of written."""
 

@@ -89,6 +89,9 @@ class TrainerGroup:
             raise RunFailed("the trainer ranks disagree about the digests of the exported weights")
         return digests[0]
 
+    def save(self, path: str) -> None:
+        self.group.everyone("save", path, timeout=self.timeout)
+
     def lent_digests(self, parts: Sequence[Part]) -> list[str]:
         return list(self.group.first("lent_digests", list(parts), timeout=self.timeout))
 

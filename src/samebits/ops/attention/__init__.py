@@ -39,7 +39,8 @@ def attention(
     Raises ValueError on other dtypes, shapes, lengths or positions.
     """
     checks.packed(q, k, v, cu_seqlens, q_positions, cu_seqlens_q)
-    impl, kind = pick("attention", BACKENDS, backend, q), pick_arithmetic("attention", arithmetic, q)
+    impl = pick("attention", BACKENDS, backend, q, k, v, cu_seqlens, q_positions, cu_seqlens_q)
+    kind = pick_arithmetic("attention", arithmetic, q)
     rows = cu_seqlens if cu_seqlens_q is None else cu_seqlens_q
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return _Attention.apply(q, k, v, rows, cu_seqlens, q_positions, scale, impl, kind)
@@ -68,8 +69,9 @@ def paged_attention(
     kernels which none needs are left out; `out`, contiguous, receives the result. Rows outside every request give
     +0. No gradients. Raises ValueError on other dtypes, shapes, lengths or page numbers.
     """
-    checks.paged(q, kv_cache, block_table, seq_lens, query_start_loc)
-    impl, kind = pick("attention", BACKENDS, backend, q), pick_arithmetic("paged_attention", arithmetic, q)
+    checks.paged(q, kv_cache, block_table, seq_lens, query_start_loc, out)
+    impl = pick("attention", BACKENDS, backend, q, kv_cache, block_table, seq_lens, query_start_loc, out)
+    kind = pick_arithmetic("paged_attention", arithmetic, q)
     return impl.paged(q, kv_cache, block_table, seq_lens, query_start_loc, scale, kind, max_query_len, out)
 
 
@@ -86,7 +88,9 @@ def write_kv(
     or shapes and on a slot outside the cache.
     """
     checks.write(key, value, kv_cache, slot_mapping)
-    pick("attention", BACKENDS, backend, key).write_kv(key, value, kv_cache, slot_mapping)
+    pick("attention", BACKENDS, backend, key, value, kv_cache, slot_mapping).write_kv(
+        key, value, kv_cache, slot_mapping
+    )
 
 
 class _Attention(torch.autograd.Function):

@@ -33,6 +33,8 @@ def packed(
         raise ValueError(f"attention: k and v must have one shape, got {list(k.shape)} and {list(v.shape)}")
     heads("attention", q, k.shape[1], k.shape[2])
     _index("attention", "cu_seqlens", cu_seqlens, None)
+    if not len(cu_seqlens):
+        raise ValueError("attention: cu_seqlens must start with a 0, got no elements")
     if (q_positions is None) != (cu_seqlens_q is None):
         raise ValueError("attention: give q_positions and cu_seqlens_q together, or neither")
     if q_positions is not None and cu_seqlens_q is not None:
@@ -54,6 +56,7 @@ def paged(
     block_table: torch.Tensor,
     seq_lens: torch.Tensor,
     query_start_loc: torch.Tensor,
+    out: torch.Tensor | None,
 ) -> None:
     cache("paged_attention", kv_cache)
     heads("paged_attention", q, kv_cache.shape[1], kv_cache.shape[3] // 2)
@@ -63,6 +66,13 @@ def paged(
         raise ValueError(
             f"paged_attention: block_table must be int32 [>= {seq_lens.shape[0]}, pages], "
             f"got {block_table.dtype} {list(block_table.shape)}"
+        )
+    if block_table.stride(1) != 1 and block_table.shape[1] > 1:
+        raise ValueError(f"paged_attention: the pages of a request must be adjacent, got {block_table.stride()}")
+    if out is not None and (out.dtype != q.dtype or out.shape != q.shape or not out.is_contiguous()):
+        raise ValueError(
+            f"paged_attention: out must be contiguous bfloat16 {list(q.shape)}, got {out.dtype} {list(out.shape)} "
+            f"with strides {out.stride()}"
         )
 
 

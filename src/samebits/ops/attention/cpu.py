@@ -22,9 +22,8 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     serve_only("attention", "cpu", arithmetic, "fma32")
     tokens, heads, dim = q.shape
-    out = torch.empty(tokens, heads, dim, dtype=torch.bfloat16)
-    m = torch.empty(tokens, heads) if statistics else None
-    lsum = torch.empty(tokens, heads) if statistics else None
+    out = q.new_empty(tokens, heads, dim)
+    m, lsum = (q.new_empty(tokens, heads, dtype=torch.float32) if statistics else None for _ in range(2))
     _cpu.attention_packed(
         *_rows(q),
         *_rows(k),
@@ -61,7 +60,7 @@ def backward(
     arithmetic: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     serve_only("attention", "cpu", arithmetic, "fma32")
-    dq, dk, dv = (torch.empty(x.shape, dtype=torch.bfloat16) for x in (q, k, v))
+    dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
     _cpu.attention_backward(
         *_rows(q),
         *_rows(k),
@@ -103,7 +102,7 @@ def paged(
     tokens, heads, dim = q.shape
     blocks, kv_heads, page_size, _ = kv_cache.shape
     page_stride, head_stride, slot_stride, _ = kv_cache.stride()
-    out = torch.empty(tokens, heads, dim, dtype=torch.bfloat16) if out is None else out
+    out = q.new_empty(tokens, heads, dim) if out is None else out
     _cpu.attention_paged(
         *_rows(q),
         kv_cache.data_ptr(),

@@ -41,7 +41,7 @@ class State:
 
 
 def empty_state(q: torch.Tensor, lanes: tuple[int, ...] = ()) -> State:
-    m = torch.full(q.shape[:2], -torch.inf, device=q.device)
+    m = q.new_full(q.shape[:2], -torch.inf, dtype=torch.float32)
     return State(m, q.new_zeros(*q.shape[:2], *lanes), torch.zeros_like(q))
 
 
@@ -177,7 +177,7 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """(out [T, Hq, D] bf16, m and l [T, Hq] fp32 for backward); rows outside every sequence are +0."""
     checks.packed_values(q.shape[0], k.shape[0], cu_seqlens_q, cu_seqlens, q_positions)
-    out, m = torch.zeros_like(q), torch.zeros(q.shape[:2], device=q.device)
+    out, m = torch.zeros_like(q), q.new_zeros(q.shape[:2], dtype=torch.float32)
     lsum = torch.zeros_like(m)
     group = q.shape[1] // k.shape[1]
     for rows, keys, positions in _sequences(cu_seqlens_q, cu_seqlens, q_positions):

@@ -21,11 +21,13 @@ def embedding(ids: torch.Tensor, weight: torch.Tensor, start: int = 0, backend: 
 
     An id that another rank owns gives a row of +0 and no gradient. Raises ValueError on other dtypes.
     """
-    if weight.dtype != torch.bfloat16 or not weight.is_contiguous():
-        raise ValueError(f"embedding: weight must be contiguous bfloat16, got {weight.dtype}")
+    if weight.dtype != torch.bfloat16 or weight.ndim != 2 or not weight.is_contiguous():
+        raise ValueError(
+            f"embedding: weight must be contiguous bfloat16 [rows, H], got {weight.dtype} {list(weight.shape)}"
+        )
     if ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"embedding: ids must be int32 or int64, got {ids.dtype}")
-    impl = pick("embedding", BACKENDS, backend, weight)
+    impl = pick("embedding", BACKENDS, backend, weight, ids)
     flat = ids.reshape(-1).long().contiguous()
     differentiable = torch.is_grad_enabled() and weight.requires_grad
     y = _Embedding.apply(flat, weight, start, impl) if differentiable else impl.forward(flat, weight, start)

@@ -8,7 +8,7 @@ from samebits import _cpu
 
 
 def forward(ids: torch.Tensor, weight: torch.Tensor, start: int) -> torch.Tensor:
-    y = torch.empty(ids.shape[0], weight.shape[1], dtype=weight.dtype)
+    y = weight.new_empty(ids.shape[0], weight.shape[1])
     _cpu.embedding_forward(
         ids.data_ptr(), weight.data_ptr(), y.data_ptr(), ids.shape[0], weight.shape[0], weight.shape[1], start
     )

@@ -73,7 +73,9 @@ def dgrad(
             f"dgrad: want dy [..., N] and weight [N, K] bfloat16, "
             f"got {list(dy.shape)} and {list(weight.shape)} {weight.dtype}"
         )
-    impl, kind = pick("linear", BACKENDS, backend, dy), pick_arithmetic("dgrad", arithmetic, dy)
+    if dtype not in (torch.bfloat16, torch.float32):
+        raise ValueError(f"dgrad: dtype must be bfloat16 or float32, got {dtype}")
+    impl, kind = pick("linear", BACKENDS, backend, dy, weight), pick_arithmetic("dgrad", arithmetic, dy)
     dx: Tensor = impl.dgrad(_gradient_rows(dy), _inner(weight), dtype, kind)
     return dx.view(*dy.shape[:-1], weight.shape[1])
 
@@ -92,7 +94,7 @@ def wgrad(dy: Tensor, x: Tensor, buffer: Tensor, backend: str | None = None, ari
             f"wgrad: want dy [M, N], x [M, K], buffer [N, K]; "
             f"got {list(dy.shape)}, {list(x.shape)}, {list(buffer.shape)}"
         )
-    impl, kind = pick("linear", BACKENDS, backend, dy), pick_arithmetic("wgrad", arithmetic, dy)
+    impl, kind = pick("linear", BACKENDS, backend, dy, x, buffer), pick_arithmetic("wgrad", arithmetic, dy)
     impl.wgrad(rows, inputs, buffer, kind)
 
 
@@ -105,7 +107,7 @@ def _apply(
     backend: str | None,
     arithmetic: str | None,
 ) -> Tensor:
-    impl, kind = pick("linear", BACKENDS, backend, x), pick_arithmetic("linear", arithmetic, x)
+    impl, kind = pick("linear", BACKENDS, backend, x, weight, bias), pick_arithmetic("linear", arithmetic, x)
     _check(x, weight, bias, segments)
     rows = _rows(x)
     if torch.is_grad_enabled() and (

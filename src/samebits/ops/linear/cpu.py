@@ -19,7 +19,7 @@ def forward(
         return reference.forward(x, weight, bias, segments, dtype, arithmetic, backend="cpu")
     rows, width = x.shape
     columns = weight.shape[0]
-    y = torch.empty(rows, columns, dtype=dtype)
+    y = x.new_empty(rows, columns, dtype=dtype)
     _cpu.linear_forward(
         x.data_ptr(),
         x.stride(0),
@@ -41,7 +41,7 @@ def dgrad(dy: Tensor, weight: Tensor, dtype: torch.dtype, arithmetic: str) -> Te
         return reference.dgrad(dy, weight, dtype, arithmetic, backend="cpu")
     rows, columns = dy.shape
     width = weight.shape[1]
-    dx = torch.empty(rows, width, dtype=dtype)
+    dx = dy.new_empty(rows, width, dtype=dtype)
     _cpu.linear_dgrad(
         dy.data_ptr(),
         dy.stride(0),

@@ -13,7 +13,7 @@ import torch
 from samebits.backends import pick
 from samebits.ops.logprob import reference
 from samebits.ops.logprob.contract import LOGPROB as LOGPROB
-from samebits.ops.logprob.contract import MAX_SUM
+from samebits.ops.logprob.contract import MAX_SUM, WINDOWS
 from samebits.ops.logprob.head import BACKENDS
 from samebits.ops.logprob.head import linear_logp as linear_logp
 from samebits.ops.logprob.rows import Temperature, check_ids, check_logits, check_temperature
@@ -29,9 +29,9 @@ def logprob(
     isn't positive.
     """
     check_logits("logprob", logits)
-    check_ids("logprob", "targets", targets, logits.shape[0])
+    check_ids("logprob", "targets", targets, logits.shape[0], axes=(1, 2))
     check_temperature("logprob", temperature, logits.shape[0])
-    impl = pick("logprob", BACKENDS, backend, logits)
+    impl = pick("logprob", BACKENDS, backend, logits, targets)
     return impl.logprob(logits, targets[:, None] if targets.ndim == 1 else targets, temperature).view(targets.shape)
 
 
@@ -59,9 +59,18 @@ def merge_states(states: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def finish(states: torch.Tensor, backend: str | None = None) -> torch.Tensor:
     """States [T, 5] -> log-sum-exp fp32 [T]: -inf for a row of -inf, NaN for a row with NaN or +inf."""
+    _check_states("finish", states)
     return pick("logprob", BACKENDS, backend, states).lse(states.contiguous())
 
 
 def finish_logp(states: torch.Tensor, z: torch.Tensor, backend: str | None = None) -> torch.Tensor:
     """States [T, 5] and already scaled logits z fp32 [T] of the targets -> logp fp32 [T]."""
-    return pick("logprob", BACKENDS, backend, states).finish(states.contiguous(), z.contiguous()[:, None])[:, 0]
+    _check_states("finish_logp", states)
+    if z.dtype != torch.float32 or z.shape != states.shape[:1]:
+        raise ValueError(f"finish_logp: z must be float32 [{len(states)}], got {z.dtype} {list(z.shape)}")
+    return pick("logprob", BACKENDS, backend, states, z).finish(states.contiguous(), z.contiguous()[:, None])[:, 0]
+
+
+def _check_states(op: str, states: torch.Tensor) -> None:
+    if states.dtype != torch.int64 or states.shape[1:] != (1 + WINDOWS,):
+        raise ValueError(f"{op}: states must be int64 [T, {1 + WINDOWS}], got {states.dtype} {list(states.shape)}")

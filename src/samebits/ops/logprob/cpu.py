@@ -16,14 +16,14 @@ def as_arguments(temperature: Temperature) -> tuple[int, float]:
 
 def state(logits: torch.Tensor, temperature: Temperature) -> torch.Tensor:
     rows, columns = logits.shape
-    out = torch.empty(rows, 5, dtype=torch.int64)
+    out = logits.new_empty(rows, 5, dtype=torch.int64)
     temperatures = as_arguments(temperature)
     _cpu.lse_states(logits.data_ptr(), logits.stride(0), rows, columns, *temperatures, out.data_ptr())
     return out
 
 
 def lse(states: torch.Tensor) -> torch.Tensor:
-    out = torch.empty(states.shape[0], dtype=torch.float32)
+    out = states.new_empty(states.shape[0], dtype=torch.float32)
     _cpu.lse_finish(states.data_ptr(), out.data_ptr(), out.shape[0])
     return out
 
@@ -35,7 +35,7 @@ def finish(states: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
 
 
 def logprob(logits: torch.Tensor, targets: torch.Tensor, temperature: Temperature) -> torch.Tensor:
-    out = torch.empty(targets.shape, dtype=torch.float32)
+    out = logits.new_empty(targets.shape)
     rows, columns = logits.shape
     temperatures = as_arguments(temperature)
     _cpu.logprob(
@@ -61,7 +61,7 @@ def linear_state(
 ) -> torch.Tensor:
     serve_only("linear_logp", "cpu", arithmetic, "fma32")
     rows, depth = hidden.shape
-    out = torch.empty(rows, 6, dtype=torch.int64)
+    out = hidden.new_empty(rows, 6, dtype=torch.int64)
     _cpu.head_states(
         hidden.data_ptr(),
         weight.data_ptr(),
@@ -90,7 +90,7 @@ def linear_backward(
 ) -> torch.Tensor:
     serve_only("linear_logp", "cpu", arithmetic, "fma32")
     rows, depth = hidden.shape
-    dhidden = torch.empty(rows, depth, dtype=torch.float32)
+    dhidden = hidden.new_empty(rows, depth, dtype=torch.float32)
     _cpu.head_gradients(
         upstream.data_ptr(),
         hidden.data_ptr(),

@@ -14,7 +14,7 @@ from samebits.backends import lazy, pick, pick_arithmetic
 from samebits.ops.gradients import deliver_weight_gradient, weight_gradient_buffer
 from samebits.ops.logprob import reference
 from samebits.ops.logprob.contract import MAX_TERMS
-from samebits.ops.logprob.rows import NO_TARGET, Temperature, check_ids, check_temperature
+from samebits.ops.logprob.rows import NO_TARGET, Temperature, check_hidden, check_ids, check_temperature
 
 BACKENDS = lazy("samebits.ops.logprob", "cpu", "reference", "triton")
 
@@ -63,7 +63,8 @@ def linear_logp(
     real = weight.shape[0] * ranks if real_vocab is None else real_vocab
     _check(hidden, weight, bias, targets, temperature, gradient_parts)
     columns = max(0, min(weight.shape[0], real - vocab_start))
-    impl, kind = pick("logprob", BACKENDS, backend, hidden), pick_arithmetic("linear_logp", arithmetic, hidden)
+    impl = pick("logprob", BACKENDS, backend, hidden, weight, targets, bias)
+    kind = pick_arithmetic("linear_logp", arithmetic, hidden)
     part = _Part(impl, temperature, vocab_start, columns, group, kind, gradient_parts)
     active = (targets >= 0) & (targets < real)
     if bool(active.all()):
@@ -88,12 +89,7 @@ def _check(
         raise ValueError(
             f"linear_logp: weight must be contiguous bfloat16 [V, H], got {weight.dtype} {list(weight.shape)}"
         )
-    if hidden.ndim != 2 or hidden.shape[1] != weight.shape[1]:
-        raise ValueError(f"linear_logp: hidden must be [T, {weight.shape[1]}], got {list(hidden.shape)}")
-    if hidden.dtype not in (torch.bfloat16, torch.float32):
-        raise ValueError(f"linear_logp: hidden must be bfloat16 or float32, got {hidden.dtype}")
-    if hidden.dtype == torch.float32 and not torch.equal(hidden, hidden.bfloat16().float()):
-        raise ValueError("linear_logp: float32 hidden states must hold bfloat16 values; round them first")
+    check_hidden("linear_logp", hidden, weight.shape[1])
     floats = (torch.bfloat16, torch.float32)
     if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype not in floats):
         raise ValueError(
@@ -106,8 +102,6 @@ def _check(
             f"linear_logp: gradient_parts must be a power of two that divides {weight.shape[0]} rows of weight, "
             f"got {gradient_parts}"
         )
-    if targets.ndim != 1:
-        raise ValueError(f"linear_logp: targets must be [T], got {list(targets.shape)}")
     check_ids("linear_logp", "targets", targets, hidden.shape[0])
     check_temperature("linear_logp", temperature, hidden.shape[0])
 
@@ -147,7 +141,7 @@ class _LinearLogp(torch.autograd.Function):
         part: _Part,
     ) -> torch.Tensor:
         rows, local = hidden.bfloat16().contiguous(), targets - part.start
-        real = weight[: part.columns], None if bias is None else bias[: part.columns].float()
+        real = weight[: part.columns], None if bias is None else bias[: part.columns].float().contiguous()
         if part.columns:
             own = part.impl.linear_state(rows, *real, local, part.temperature, part.arithmetic)
         else:
@@ -175,7 +169,7 @@ class _LinearLogp(torch.autograd.Function):
                     upstream,
                     rows,
                     weight[here],
-                    None if bias is None else bias[here].float(),
+                    None if bias is None else bias[here].float().contiguous(),
                     local - start,
                     part.temperature,
                     lse,

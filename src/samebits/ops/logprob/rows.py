@@ -46,10 +46,21 @@ def check_temperature(op: str, temperature: Temperature, rows: int, zero: bool =
         raise ValueError(f"{op}: temperature must be positive and finite, got {temperature}")
 
 
-def check_ids(op: str, name: str, ids: torch.Tensor, rows: int) -> None:
-    """Raise ValueError unless ids are contiguous int64 [rows] or [rows, N]."""
-    if ids.dtype != torch.int64 or ids.ndim not in (1, 2) or ids.shape[0] != rows or not ids.is_contiguous():
-        raise ValueError(f"{op}: {name} must be contiguous int64 [{rows}], got {ids.dtype} {list(ids.shape)}")
+def check_ids(op: str, name: str, ids: torch.Tensor, rows: int, axes: tuple[int, ...] = (1,)) -> None:
+    """Raise ValueError unless ids are contiguous int64 [rows], or [rows, N] where `axes` has a 2."""
+    if ids.dtype != torch.int64 or ids.ndim not in axes or ids.shape[0] != rows or not ids.is_contiguous():
+        shape = " or ".join(f"[{rows}]" if number == 1 else f"[{rows}, N]" for number in axes)
+        raise ValueError(f"{op}: {name} must be contiguous int64 {shape}, got {ids.dtype} {list(ids.shape)}")
+
+
+def check_hidden(op: str, hidden: torch.Tensor, width: int) -> None:
+    """Raise ValueError unless hidden states [T, width] are bf16, or fp32 that holds bf16 values (or NaN)."""
+    if hidden.ndim != 2 or hidden.shape[1] != width:
+        raise ValueError(f"{op}: hidden must be [T, {width}], got {list(hidden.shape)}")
+    if hidden.dtype not in (torch.bfloat16, torch.float32):
+        raise ValueError(f"{op}: hidden must be bfloat16 or float32, got {hidden.dtype}")
+    if hidden.dtype == torch.float32 and bool(((hidden.bfloat16() != hidden) & ~hidden.isnan()).any()):
+        raise ValueError(f"{op}: float32 hidden states must hold bfloat16 values; round them first")
 
 
 def temperature_at(temperature: Temperature, rows: slice | torch.Tensor) -> Temperature:

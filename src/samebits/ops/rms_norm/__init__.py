@@ -22,7 +22,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, backend: str | N
     Raises ValueError on other dtypes or shapes.
     """
     _check(x, None, weight)
-    impl = pick("rms_norm", BACKENDS, backend, x)
+    impl = pick("rms_norm", BACKENDS, backend, x, weight)
     rows = as_rows(x)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         y, _ = _RmsNorm.apply(rows, None, weight, eps, impl)
@@ -36,7 +36,7 @@ def add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(rms_norm(s), s) with s = bf16(x + residual): the norm and the new residual stream, both [..., W] bf16."""
     _check(x, residual, weight)
-    impl = pick("rms_norm", BACKENDS, backend, x)
+    impl = pick("rms_norm", BACKENDS, backend, x, residual, weight)
     left, right = as_rows(x), as_rows(residual)
     if torch.is_grad_enabled() and (x.requires_grad or residual.requires_grad or weight.requires_grad):
         y, total = _RmsNorm.apply(left, right, weight, eps, impl)

@@ -11,9 +11,9 @@ def forward(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     rows, width = x.shape
-    y = torch.empty(rows, width, dtype=torch.bfloat16)
-    scale = torch.empty(rows, dtype=torch.float32)
-    total = x if residual is None else torch.empty(rows, width, dtype=torch.bfloat16)
+    y = x.new_empty(rows, width)
+    scale = x.new_empty(rows, dtype=torch.float32)
+    total = x if residual is None else x.new_empty(rows, width)
     _cpu.rms_norm_forward(
         x.data_ptr(),
         x.stride(0),
@@ -39,7 +39,7 @@ def backward(
     dw: torch.Tensor,
 ) -> torch.Tensor:
     rows, width = x.shape
-    dx = torch.empty(rows, width, dtype=torch.bfloat16)
+    dx = x.new_empty(rows, width)
     _cpu.rms_norm_backward(
         dy.data_ptr(),
         dy.stride(0),

@@ -31,12 +31,15 @@ def rotary(
         )
     if positions.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"rotary: positions must be int32 or int64, got {positions.dtype}")
-    if cos.dtype != torch.float32 or cos.shape[1:] != (x.shape[2] // 2,) or not cos.is_contiguous():
-        raise ValueError(
-            f"rotary: the table must be contiguous float32 [positions, {x.shape[2] // 2}], "
-            f"got {cos.dtype} {list(cos.shape)}"
-        )
-    impl = pick("rotary", BACKENDS, backend, x)
+    if x.shape[2] % 2:
+        raise ValueError(f"rotary: D must be even, got {list(x.shape)}")
+    for name, table in (("cos", cos), ("sin", sin)):
+        shape = (cos.shape[0], x.shape[2] // 2)
+        if table.dtype != torch.float32 or table.shape != shape or not table.is_contiguous():
+            raise ValueError(
+                f"rotary: {name} must be contiguous float32 {list(shape)}, got {table.dtype} {list(table.shape)}"
+            )
+    impl = pick("rotary", BACKENDS, backend, x, positions, cos, sin)
     where = positions.contiguous()
     if torch.is_grad_enabled() and x.requires_grad:
         return _Rotary.apply(x, where, cos, sin, impl)

@@ -14,7 +14,7 @@ def rotate(
     if x.stride(2) != 1:
         x = x.contiguous()
     positions = positions.long()
-    y = torch.empty(tokens, heads, width, dtype=torch.bfloat16)
+    y = x.new_empty(tokens, heads, width)
     _cpu.rotary(
         x.data_ptr(), x.stride(0), x.stride(1), positions.data_ptr(), cos.data_ptr(), sin.data_ptr(),
         y.data_ptr(), tokens, heads, width, cos.shape[0], inverse,

@@ -47,9 +47,8 @@ def sample_and_logprob(
     check_temperature("sample", temperature, rows, zero=True)
     for name, ids in (("seeds", seeds), ("positions", positions)):
         check_ids("sample", name, ids, rows)
-        if ids.ndim != 1:
-            raise ValueError(f"sample: {name} must be [{rows}], got {list(ids.shape)}")
-    tokens, logp = pick("sample", BACKENDS, backend, logits).sample_and_logprob(logits, temperature, seeds, positions)
+    impl = pick("sample", BACKENDS, backend, logits, seeds, positions)
+    tokens, logp = impl.sample_and_logprob(logits, temperature, seeds, positions)
     if rows and int(tokens.min()) == NO_TOKEN:
         row = int((tokens == NO_TOKEN).nonzero()[0])
         raise ValueError(f"sample: row {row} has no distribution: it holds NaN or +inf, or nothing finite")

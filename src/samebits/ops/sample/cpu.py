@@ -13,8 +13,8 @@ def sample_and_logprob(
     logits: torch.Tensor, temperature: Temperature, seeds: torch.Tensor, positions: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     rows, columns = logits.shape
-    tokens = torch.empty(rows, dtype=torch.int64)
-    logp = torch.empty(rows, dtype=torch.float32)
+    tokens = seeds.new_empty(rows)
+    logp = logits.new_empty(rows)
     temperatures = as_arguments(temperature)
     _cpu.sample(
         logits.data_ptr(),

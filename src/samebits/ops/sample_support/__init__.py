@@ -64,7 +64,7 @@ def sample_kept(
         check_ids("sample_kept", name, ids, rows)
     _check_columns("sample_kept", kept, logits)
     each = _each(temperature, logits)
-    impl, some = pick("sample_kept", BACKENDS, backend, logits), limited.nonzero()[:, 0]
+    impl, some = pick("sample_kept", BACKENDS, backend, logits, seeds, positions, kept.ids), limited.nonzero()[:, 0]
     if len(some) == rows:
         tokens, logp = impl.sample_kept(logits, each, seeds, positions, kept)
     else:
@@ -90,7 +90,7 @@ def kept_logprob(
     rows, limited = len(logits), kept.limited
     kept.check(rows)
     check_logits("kept_logprob", logits)
-    check_ids("kept_logprob", "targets", targets, rows)
+    check_ids("kept_logprob", "targets", targets, rows, axes=(2,))
     check_temperature("kept_logprob", temperature, rows)
     _check_columns("kept_logprob", kept, logits)
     some, free = limited.nonzero()[:, 0], (~limited).nonzero()[:, 0]
@@ -98,7 +98,7 @@ def kept_logprob(
     if len(free):
         logp[free] = logprob(logits[free], targets[free], each[free], backend)
     if len(some):
-        impl = pick("kept_logprob", BACKENDS, backend, logits)
+        impl = pick("kept_logprob", BACKENDS, backend, logits, targets, kept.ids)
         logp[some] = impl.kept_logprob(logits[some], targets[some], each[some], kept.select(some))
     return logp
 

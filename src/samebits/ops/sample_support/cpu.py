@@ -14,10 +14,10 @@ from samebits.ops.sample_support.rows import Kept, Limits
 
 def support(logits: Tensor, temperature: Temperature, limits: Limits) -> Kept:
     rows = (logits.data_ptr(), logits.stride(0), *logits.shape, *as_arguments(temperature))
-    counts, cuts = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits), dtype=torch.int64)
+    counts, cuts = (logits.new_empty(len(logits), dtype=torch.int64) for _ in range(2))
     bounds = (limits.top_k.data_ptr(), limits.top_p.data_ptr(), limits.min_p.data_ptr())
     _cpu.support_cuts(*rows, *bounds, counts.data_ptr(), cuts.data_ptr())
-    room = Kept(counts.clamp_min(0), torch.empty(int(counts.clamp_min(0).sum()), dtype=torch.int64))
+    room = Kept(counts.clamp_min(0), counts.new_empty(int(counts.clamp_min(0).sum())))
     _cpu.support_ids(*rows, room.offsets.data_ptr(), cuts.data_ptr(), room.ids.data_ptr())
     return Kept(counts, room.ids)
 
@@ -26,8 +26,8 @@ def sample_kept(
     logits: Tensor, temperature: Temperature, seeds: Tensor, positions: Tensor, kept: Kept
 ) -> tuple[Tensor, Tensor]:
     rows = len(logits)
-    tokens = torch.empty(rows, dtype=torch.int64)
-    logp = torch.empty(rows, dtype=torch.float32)
+    tokens = seeds.new_empty(rows)
+    logp = logits.new_empty(rows)
     _cpu.sample_kept(
         logits.data_ptr(),
         logits.stride(0),
@@ -44,7 +44,7 @@ def sample_kept(
 
 
 def kept_logprob(logits: Tensor, targets: Tensor, temperature: Temperature, kept: Kept) -> Tensor:
-    out = torch.empty(targets.shape, dtype=torch.float32)
+    out = logits.new_empty(targets.shape)
     _cpu.kept_logprob(
         logits.data_ptr(),
         logits.stride(0),
@@ -69,7 +69,7 @@ def kept_state(
     arithmetic: str,
 ) -> Tensor:
     serve_only("kept_linear_logp", "cpu", arithmetic, "fma32")
-    out = torch.empty(len(hidden), 6, dtype=torch.int64)
+    out = hidden.new_empty(len(hidden), 6, dtype=torch.int64)
     _cpu.kept_states(
         hidden.data_ptr(),
         weight.data_ptr(),
@@ -98,7 +98,7 @@ def kept_backward(
     arithmetic: str,
 ) -> Tensor:
     serve_only("kept_linear_logp", "cpu", arithmetic, "fma32")
-    dhidden = torch.empty(hidden.shape, dtype=torch.float32)
+    dhidden = hidden.new_empty(hidden.shape, dtype=torch.float32)
     _cpu.kept_gradients(
         upstream.data_ptr(),
         hidden.data_ptr(),

@@ -15,7 +15,7 @@ from samebits.backends import lazy, pick, pick_arithmetic
 from samebits.ops.gradients import deliver_weight_gradient, weight_gradient_buffer
 from samebits.ops.logprob import BACKENDS as LOGPROB_BACKENDS
 from samebits.ops.logprob import finish, finish_logp, merge_states
-from samebits.ops.logprob.rows import NO_TARGET, Temperature, check_ids, check_temperature
+from samebits.ops.logprob.rows import NO_TARGET, Temperature, check_hidden, check_ids, check_temperature
 from samebits.ops.sample_support.rows import Kept
 
 BACKENDS = lazy("samebits.ops.sample_support", "cpu", "reference", "triton")
@@ -61,10 +61,8 @@ def kept_linear_logp(
     kept = kept.to(hidden.device)
     _check(hidden, weight, bias, kept, targets)
     local = kept.inside(vocab_start, vocab_start + len(weight))
-    impl, kind = (
-        pick("kept_linear_logp", BACKENDS, backend, hidden),
-        pick_arithmetic("kept_linear_logp", arithmetic, hidden),
-    )
+    impl = pick("kept_linear_logp", BACKENDS, backend, hidden, weight, targets, bias)
+    kind = pick_arithmetic("kept_linear_logp", arithmetic, hidden)
     # a backend from outside may serve supports alone
     finisher = backend if backend and backend in LOGPROB_BACKENDS else None
     part = _Part(impl, finisher, temperature, local, group, kind)
@@ -77,10 +75,7 @@ def _check(hidden: Tensor, weight: Tensor, bias: Tensor | None, kept: Kept, targ
         raise ValueError(
             f"kept_linear_logp: weight must be contiguous bfloat16 [V, H], got {weight.dtype} {list(weight.shape)}"
         )
-    if hidden.ndim != 2 or hidden.shape[1] != weight.shape[1]:
-        raise ValueError(f"kept_linear_logp: hidden must be [T, {weight.shape[1]}], got {list(hidden.shape)}")
-    if hidden.dtype != torch.bfloat16 and not torch.equal(hidden, hidden.bfloat16().float()):
-        raise ValueError("kept_linear_logp: hidden must be bfloat16, or float32 that holds bfloat16 values")
+    check_hidden("kept_linear_logp", hidden, weight.shape[1])
     if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype not in (torch.bfloat16, torch.float32)):
         raise ValueError(
             f"kept_linear_logp: bias must be bfloat16 or float32 [{len(weight)}], got {bias.dtype} {list(bias.shape)}"

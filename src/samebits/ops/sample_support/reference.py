@@ -84,18 +84,18 @@ def sample_kept(
         top = int(state[0, 0])
         if not -TOP_LIMIT <= top < TOP_LIMIT:
             tokens.append(NO_TOKEN)
-            logp.append(torch.zeros(1))
+            logp.append(logits.new_zeros(1))
             continue
         place = draw(q[0].tolist(), i[0].tolist(), top, random_bits(int(seeds[row]), int(positions[row])))
         tokens.append(int(ids[place]))
         logp.append(logprob_reference.finish(state, part[:, place : place + 1])[0])
-    return torch.tensor(tokens, dtype=torch.int64), torch.cat([torch.zeros(0), *logp])
+    return torch.tensor(tokens, dtype=torch.int64), torch.cat([logits.new_zeros(0), *logp])
 
 
 def kept_logprob(logits: Tensor, targets: Tensor, temperature: Temperature, kept: Kept) -> Tensor:
     """fp32 [T, N]; -inf for a target that is not among its row's ids."""
     z = logprob_reference.scaled(logits, temperature)
-    out = torch.full(targets.shape, -torch.inf)
+    out = logits.new_full(targets.shape, -torch.inf)
     for row in range(len(z)):
         ids = kept.row(row)
         part = z[row : row + 1, ids]
@@ -141,7 +141,7 @@ def kept_backward(
     arithmetic: str,
 ) -> Tensor:
     """fp32 dhidden [T, H], a chain over kept columns; dw and dbias go on token by token where they were kept."""
-    dhidden = torch.zeros(hidden.shape)
+    dhidden = hidden.new_zeros(hidden.shape, dtype=torch.float32)
     for row in range(len(hidden)):
         here, ids = slice(row, row + 1), kept.row(row)
         part, offset, target, scale = _part(weight, bias, targets, temperature, kept, row)

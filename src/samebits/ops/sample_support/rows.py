@@ -22,7 +22,7 @@ class Limits:
     @classmethod
     def of(cls, rows: int, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Limits:
         """The same limits for every row."""
-        return cls(torch.full((rows,), top_k), torch.full((rows,), float(top_p)), torch.full((rows,), float(min_p)))
+        return cls(torch.full((rows,), top_k), *(torch.full((rows,), p, dtype=torch.float32) for p in (top_p, min_p)))
 
     def check(self, rows: int) -> None:
         """Raises ValueError for another shape or dtype, and for a value outside its range."""

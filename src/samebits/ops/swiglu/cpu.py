@@ -9,14 +9,14 @@ from samebits import _cpu
 
 def forward(gate_up: torch.Tensor) -> torch.Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    y = torch.empty(rows, width, dtype=torch.bfloat16)
+    y = gate_up.new_empty(rows, width)
     _cpu.swiglu_forward(gate_up.data_ptr(), gate_up.stride(0), y.data_ptr(), rows, width)
     return y
 
 
 def backward(dy: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    grad = torch.empty(rows, 2 * width, dtype=torch.bfloat16)
+    grad = gate_up.new_empty(rows, 2 * width)
     _cpu.swiglu_backward(
         dy.data_ptr(), dy.stride(0), gate_up.data_ptr(), gate_up.stride(0), grad.data_ptr(), rows, width
     )
