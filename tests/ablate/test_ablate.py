@@ -31,7 +31,7 @@ def command(folder: Path, **changes: object) -> list[str]:
         for one in (value if isinstance(value, list) else [value])
         for word in (f"--{key}", str(one))
     ]
-    return [sys.executable, "-m", "samebits.cli.main", "ablate", "--run-dir", str(folder), *words]
+    return [sys.executable, "-m", "samebits.cli.main", "ablate", "--run-dir", str(folder), "--tensorboard", *words]
 
 
 def kill_after(folder: Path, file: str) -> None:
@@ -52,6 +52,7 @@ def ablation(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, bytes
     kill_after(folder, "free/M000/timeline.jsonl")
     seal = (folder / "free/M111/seal.json").read_bytes()
     assert not (folder / "free/M000/seal.json").exists()
+    (folder / "free/M000/timeline.jsonl").unlink()  # as if it had been killed a moment before
     done = subprocess.run(command(folder), capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder, done.stdout + done.stderr, seal
@@ -62,6 +63,7 @@ def test_finished_arms_are_kept(ablation: tuple[Path, str, bytes]) -> None:
     assert "1/4 free M111: kept" in said
     assert "2/4 free M000: different" in said
     assert (folder / "free/M111/seal.json").read_bytes() == seal
+    assert len(list(folder.rglob("events.out.tfevents.*"))) == 4
 
 
 def test_the_table_tells_the_arms_apart(ablation: tuple[Path, str, bytes]) -> None:

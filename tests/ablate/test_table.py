@@ -14,7 +14,7 @@ import samebits
 from samebits.ablate.check import verify_ablation
 from samebits.ablate.table import ABLATION, as_markdown, collect
 from samebits.evidence.verdict import Verdict
-from samebits.testing.runs import CONTRACT, write_run
+from samebits.testing.runs import CLIP, CONTRACT, write_run
 
 PLAN = {
     "arms": ["M000", "M111"],
@@ -23,6 +23,7 @@ PLAN = {
     "contract": CONTRACT.digest(),
     "packages": {"samebits": "0"},
     "inputs": {},
+    "config": {"clip_ratio": CLIP, "native_compile": True},
 }
 
 
@@ -109,6 +110,8 @@ WRONG = {
     "arms elsewhere": (lambda t: t["plan"].update(arms=["../M000", "M111"]), "no arm"),
     "views elsewhere": (lambda t: t["plan"].update(views=["../free"]), "unknown views"),
     "another contract": (lambda t: t["plan"].update(contract="0"), "its contract are not those of the plan"),
+    "other settings": (lambda t: t["plan"]["config"].update(clip_ratio=0.1), "its config.clip_ratio is not that"),
+    "no settings": (lambda t: t["plan"].pop("config"), "config"),
     "other packages": (lambda t: t["plan"].update(packages={}), "its packages are not those of the plan"),
     "no rows": (lambda t: t["views"].update(free=3), "ablation.json"),
 }

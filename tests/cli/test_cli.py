@@ -16,7 +16,7 @@ from samebits.cli.doctor import examine, self_check
 from samebits.cli.locate import locate_command
 from samebits.cli.main import run as run_callback
 from samebits.cli.main import run_settings
-from samebits.cli.run import next_run_dir
+from samebits.cli.run import numbered_run_dir
 from samebits.cli.wiring import engine_arguments, parts
 from samebits.rl.config import RunConfig, load_config
 from samebits.rl.inputs import resolve_inputs
@@ -149,6 +149,8 @@ def test_report_renders_again_and_refuses_what_is_no_run(tmp_path: Path) -> None
     write_run(tmp_path / "run")
     assert samebits("report", "run", cwd=tmp_path).returncode == 0
     assert "Same bits" in (tmp_path / "run" / "report.html").read_text()
+    assert samebits("report", "run", "--out", "page.html", cwd=tmp_path).returncode == 0
+    assert "Same bits" in (tmp_path / "page.html").read_text()
     done = samebits("report", ".", cwd=tmp_path)
     assert done.returncode == 2
     assert "holds no run" in done.stderr
@@ -232,10 +234,16 @@ def test_no_number_of_seconds_is_no_self_check() -> None:
 
 
 def test_a_run_without_a_name_gets_the_next_number(tmp_path: Path) -> None:
-    assert next_run_dir(tmp_path / "runs").name == "0001"
+    runs = tmp_path / "runs"
+    with numbered_run_dir(runs) as first, numbered_run_dir(runs) as second:
+        assert (first.name, second.name) == ("0001", "0002")
+    assert not runs.exists()
     for name in ("0001", "0007", "demo", "9x"):
-        (tmp_path / "runs" / name).mkdir(parents=True)
-    assert next_run_dir(tmp_path / "runs").name == "0008"
+        (runs / name).mkdir(parents=True)
+    with numbered_run_dir(runs) as kept:
+        (kept / "manifest.json").touch()
+    assert kept.name == "0008"
+    assert kept.is_dir()
 
 
 def test_a_traceback_comes_with_debug_only_and_never_with_the_code_for_different(tmp_path: Path) -> None:

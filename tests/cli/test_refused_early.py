@@ -139,6 +139,16 @@ def test_ablations_and_traces_leave_no_folder_either(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("run", "--max-tokens", "3"), ("run", "--trainer-model", "x"), ("--trainer-model", "x", "--token", "3")],
+)
+def test_an_option_of_locate_that_would_be_idle(words: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(app, ["locate", *words])
+    assert done.exit_code == 2
+    assert f"{words[-2]} means nothing" in done.stderr
+
+
 class Recorded:
     """The prompts of a written run's steps, or others."""
 

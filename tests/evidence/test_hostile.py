@@ -12,6 +12,7 @@ import pytest
 from tampering import STEP, edit_json
 
 import samebits
+from samebits.evidence.store import RunDirectory
 from samebits.evidence.verify import verify
 from samebits.report import write_report
 
@@ -79,3 +80,24 @@ def test_a_manifest_cannot_point_outside(run: Path, path: str) -> None:
     digest = hashlib.sha256((run / "manifest.json").read_bytes()).hexdigest()
     edit_json(run / "seal.json", lambda s: s.update(manifest_sha256=digest))
     assert "leaves the run directory or is not plain" in verify(run).problems[0]
+
+
+def test_a_page_that_was_interrupted_costs_no_verdict(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(file: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_report(run)
+    assert not list(run.glob("report.html*"))
+    (run / "report.html.partial").touch()  # of a killed one
+    assert verify(run).problems == ()
+
+
+def test_of_two_runs_that_begin_in_one_directory_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RunDirectory.create(tmp_path / "run")
+    monkeypatch.setattr(Path, "iterdir", lambda path: iter(()))  # as the second saw it a moment before
+    with pytest.raises(FileExistsError):
+        RunDirectory.create(tmp_path / "run")

@@ -427,6 +427,11 @@ SIGNED = {
         lambda run: edit_json(next((run / "routes").glob("*rollout*")), lambda r: r.update(rank=True)),
         "names no process",
     ),
+    "route of many roles": (lambda run: edit_route(run, "rollout", lambda r: r.update(role=["x"])), "names no process"),
+    "route of many boundaries": (
+        lambda run: edit_route(run, "trainer", lambda r: r["modules"]["ffn.first"].update(boundary=["x"])),
+        "no modules",
+    ),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from samebits.into_vllm import pieces
@@ -78,7 +79,7 @@ class WatchedEngine(RolloutEngine):
 
     def sockets(self) -> str:
         """The folder of the sockets of vLLM's processes."""
-        return self._sockets.name
+        return os.environ["VLLM_RPC_BASE_PATH"]
 
     def worker_pids(self) -> dict[int, int]:
         """Rank -> process id."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import runpy
 import subprocess
@@ -10,7 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from samebits.cli.matrix import table
 from samebits.matrix.plan import read_matrix
 
 ROOT = Path(__file__).parents[2]
@@ -56,3 +59,11 @@ def test_the_benchmark_of_layouts_runs(tmp_path: Path) -> None:
     record = json.loads(out.read_text())
     assert {row["operation"] for row in record["collectives"]} == {"all-reduce", "reduce-scatter", "all-gather"}
     assert all(row[arm] > 0 for row in record["collectives"] for arm in record["arms"])
+
+
+def test_an_error_s_text_is_no_markup() -> None:
+    problem = "RuntimeError: [/gloo/pair.cc:547] Connection closed by peer"
+    pair = {"trainer": "tp2", "rollout": "tp1", "verdict": "cannot tell", "problem": problem, "weights": ""}
+    stream = io.StringIO()
+    Console(file=stream, width=200).print(table({"pairs": [pair]}))
+    assert problem in stream.getvalue()

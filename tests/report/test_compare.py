@@ -36,7 +36,7 @@ def ablation(tmp_path: Path) -> Path:
         write_run(folder / view / "M000", case="P/P", flips={(1, 2)})
         write_run(folder / view / "M111")
     plan = {"arms": ["M000", "M111"], "views": ["free", "equal"], "tokens_of": "M111", "contract": CONTRACT.digest()}
-    plan |= {"packages": {"samebits": "0"}, "inputs": {}}
+    plan |= {"packages": {"samebits": "0"}, "inputs": {}, "config": {}}
     (folder / ABLATION).write_text(json.dumps(collect(folder, plan, {})))
     return folder
 
@@ -74,6 +74,11 @@ def terminal(paths: list[Path], width: int) -> str:
     stream = io.StringIO()
     print_report(paths, Console(file=stream, width=width))
     return stream.getvalue()
+
+
+def test_a_name_is_no_markup(tmp_path: Path) -> None:
+    write_run(tmp_path / "lr[red]")
+    assert terminal([tmp_path / "lr[red]", tmp_path / "lr[red]"], 200).count("lr[red]") == 2
 
 
 @pytest.mark.parametrize("width", [60, 200])

@@ -41,6 +41,12 @@ def test_an_exception_names_the_host_and_its_log(pair: Group) -> None:
         pair.gather("listing", [pair.hosts[0].call("time"), pair.hosts[1].call("listdir", "/absent")], 30)
 
 
+def test_a_call_of_the_first_host_alone_names_it(pair: Group) -> None:
+    assert pair.first("time", timeout=30) == pytest.approx(time.time(), abs=60)
+    with pytest.raises(RunFailed, match=r"trainer rank 0 failed during sleep: TypeError"):
+        pair.first("sleep", "long", timeout=30)
+
+
 @pytest.mark.parametrize(
     ("method", "args", "ended"), [("_exit", (3,), "exit code 3"), ("abort", (), "killed by SIGABRT")]
 )

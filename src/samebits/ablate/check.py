@@ -13,11 +13,14 @@ from typing import Any
 
 from samebits.ablate.arms import parse_arm
 from samebits.ablate.table import ABLATION, HEAD, SCHEMA, cells, collect
+from samebits.contract.routes import MODULES
 from samebits.evidence.store import MANIFEST
 from samebits.evidence.verdict import Verdict
 from samebits.evidence.verify import load_object
 
 _SHARED = ("contract", "packages", "inputs")
+# Settings that an arm has of its own; its modules' cases are checked with its numbers.
+_OWN = ("native_compile", *(f"{module}_case" for module in MODULES))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +87,7 @@ def _differs(claimed: Mapping[str, Any], table: Mapping[str, Any]) -> str | None
 
 
 def _arms_differ(folder: Path, plan: Mapping[str, Any]) -> str | None:
-    """The first arm that was run under another contract, other packages or other inputs than the plan's."""
+    """The first arm that was run under another contract, other packages, inputs or settings than the plan's."""
     for view in plan["views"]:
         for arm in plan["arms"]:
             run = folder / view / arm
@@ -95,6 +98,9 @@ def _arms_differ(folder: Path, plan: Mapping[str, Any]) -> str | None:
             for key in _SHARED:
                 if found.get(key) != plan[key]:
                     return f"{view} {arm}: its {key} are not those of the plan"
+            for key in plan["config"].keys() - set(_OWN):
+                if manifest["config"].get(key) != plan["config"][key]:
+                    return f"{view} {arm}: its config.{key} is not that of the plan"
     return None
 
 

@@ -11,14 +11,16 @@ from samebits.ablate.arms import Arm
 from samebits.ablate.plan import EQUAL, FREE, PLACES, Plan, open_folder
 from samebits.ablate.table import ABLATION, ABLATION_TEXT, Row, as_markdown, collect, row_of
 from samebits.evidence.record import Watcher
-from samebits.evidence.store import MANIFEST, SEAL, TIMELINE, json_bytes, write_whole
+from samebits.evidence.store import MANIFEST, SEAL, json_bytes, write_whole
 from samebits.evidence.verify import verify
+from samebits.rl.config import RunConfig
 from samebits.rl.inputs import Inputs
 from samebits.rl.job import Parts, check_job, run_job
 from samebits.rl.protocols import RunFailed
 from samebits.timeline.events import parse_json
 
-Watching = Callable[[], AbstractContextManager[Watcher]]
+# who watches an arm, by its settings
+Watching = Callable[[RunConfig], AbstractContextManager[Watcher]]
 
 
 def run_ablation(
@@ -71,8 +73,7 @@ def _finished(plan: Plan, view: str, arm: Arm) -> bool:
     """Whether the arm's sealed records are there, hold, and belong to this plan. What broke off is removed."""
     run = plan.path(view, arm)
     if not (run / SEAL).is_file():
-        if (run / TIMELINE).is_file():
-            shutil.rmtree(run)
+        shutil.rmtree(run, ignore_errors=True)
         return False
     found = verify(run)
     if found.problems:
@@ -89,9 +90,10 @@ def _run_arm(plan: Plan, view: str, arm: Arm, parts: Parts, watching: Watching) 
     """Runs one arm; what stopped it, if something did."""
     if view == EQUAL and not (plan.path(FREE, plan.source) / SEAL).is_file():
         return f"there are no recorded tokens: {plan.source.name} did not come to its end"
+    config = plan.config_of(view, arm)
     try:
-        with watching() as watch:
-            run_job(plan.config_of(view, arm), parts, watch)
+        with watching(config) as watch:
+            run_job(config, parts, watch)
     except (RunFailed, ValueError) as error:
         return str(error)
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,11 @@ from samebits.evidence.record import Watcher
 from samebits.evidence.verdict import Verdict
 from samebits.report.ablation import write_ablation_report
 from samebits.report.terminal import print_views
+from samebits.rl.config import RunConfig
 from samebits.rl.inputs import resolve_inputs
+from samebits.rl.loggers import check_loggers, loggers
 from samebits.rl.protocols import RunFailed
+from samebits.timeline.events import Event
 
 
 def ablate_command(
@@ -54,6 +57,7 @@ def ablate_command(
 def _run(plan: Plan) -> dict[str, Any]:
     # Bad input is named before torch is loaded for those who have to read the error.
     inputs = resolve_inputs(plan.config)
+    check_loggers(plan.config)
     from samebits.ablate.run import run_ablation
     from samebits.cli.wiring import parts
 
@@ -62,12 +66,17 @@ def _run(plan: Plan) -> dict[str, Any]:
 
 
 @contextmanager
-def _watching() -> Iterator[Watcher]:
-    """A live bar per arm on a terminal; elsewhere one line per arm is enough."""
+def _watching(config: RunConfig) -> Iterator[Watcher]:
+    """The loggers of the settings, and a live bar per arm on a terminal; elsewhere one line per arm is enough."""
     from samebits.cli.progress import Watch
 
-    if not Console(stderr=True).is_terminal:
-        yield lambda event: None
-        return
-    with Watch() as watch:
+    with ExitStack() as stack:
+        watchers = [stack.enter_context(loggers(config))]
+        if Console(stderr=True).is_terminal:
+            watchers.append(stack.enter_context(Watch()))
+
+        def watch(event: Event) -> None:
+            for one in watchers:
+                one(event)
+
         yield watch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -167,6 +168,7 @@ def verify(
 
 @app.command()
 def locate(
+    context: typer.Context,
     run: Annotated[Optional[Path], typer.Argument(help="A run directory.")] = None,  # noqa: UP045
     sample: Annotated[Text, typer.Option(help="step/prompt/sample; left out: the first that differs.")] = None,
     token: Annotated[Whole, typer.Option(help="Token of the response; left out: the first that differs.")] = None,
@@ -196,6 +198,7 @@ def locate(
     """
     from samebits.cli.locate import ByHand, locate_command
 
+    _refuse_idle(context, ("sample", "token", "linear_logp_provider") if run is None else ByHand.__annotations__)
     by_hand = None
     if trainer_model is not None:
         by_hand = ByHand(
@@ -218,10 +221,19 @@ def locate(
     raise typer.Exit(locate_command(run, by_hand, sample, token, linear_logp_provider, out, as_json, debug))
 
 
+def _refuse_idle(context: typer.Context, names: Iterable[str]) -> None:
+    """Ends the program where one of these options was given: they mean nothing beside the others."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            where = "without a run" if context.params["run"] is None else "beside a run, which has its own settings"
+            raise typer.BadParameter(f"--{name.replace('_', '-')} means nothing {where}: leave it out")
+
+
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="A run, an ablation, or several runs to compare.")],
-    out: Annotated[Path, typer.Option(help="Where a comparison of several runs goes.")] = Path("comparison.html"),
+    out: Annotated[Optional[Path], typer.Option(help="The page; RUN/report.html or comparison.html.")] = None,  # noqa: UP045
     terminal: Annotated[bool, typer.Option("--terminal", help="As text, here.")] = False,
 ) -> None:
     """Render the page of a run, sealed or not, of an ablation, or one that compares several runs."""

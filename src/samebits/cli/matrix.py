@@ -9,6 +9,7 @@ from typing import Any
 import typer
 from rich.box import SIMPLE
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from samebits.evidence.verdict import Verdict
@@ -25,19 +26,20 @@ def matrix_command(file: Path, folder: Path | None, flags: Mapping[str, Any]) ->
     record = run_matrix(matrix, folder, parts(), lambda line: typer.echo(line, err=True))
     console = Console(highlight=False)
     # Where nobody sets a width, a table is better cut by the reader than folded by us.
-    console.print(_table(record), width=max(console.width, 140))
+    console.print(table(record), width=max(console.width, 140))
     typer.echo(conclusion(matrix, record))
     typer.echo(f"records: {folder / RECORD}, {folder / TABLE}")
     return Verdict(record["verdict"]).exit_code
 
 
-def _table(record: Mapping[str, Any]) -> Table:
-    table = Table(box=SIMPLE)
+def table(record: Mapping[str, Any]) -> Table:
+    """The pairs of a matrix, for a terminal."""
+    found = Table(box=SIMPLE)
     for head in columns(record):
-        table.add_column(head)
+        found.add_column(head)
     for cells in rows(record):
-        table.add_row(*cells)
-    return table
+        found.add_row(*map(escape, cells))  # an error's text may look like markup
+    return found
 
 
 def conclusion(matrix: Matrix, record: Mapping[str, Any]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -44,9 +45,11 @@ def run_command(
         if print_config is not None:
             typer.echo(_printed(config, print_config))
             return 0
-        if config.run_dir is None:
-            config = config.model_copy(update={"run_dir": str(next_run_dir(Path("runs")))})
-        return _run(config)
+        with ExitStack() as stack:
+            if config.run_dir is None:
+                run_dir = stack.enter_context(numbered_run_dir(Path("runs")))
+                config = config.model_copy(update={"run_dir": str(run_dir)})
+            return _run(config)
     except KeyboardInterrupt:
         typer.echo(f"interrupted{_kept(config)}", err=True)
         return INTERRUPTED
@@ -59,10 +62,25 @@ def run_command(
     return Verdict.CANNOT_TELL.exit_code
 
 
-def next_run_dir(folder: Path) -> Path:
-    """The first of folder/0001, folder/0002, ... after all that exist."""
-    taken = [int(path.name) for path in folder.glob("[0-9]*") if path.name.isdecimal()]
-    return folder / f"{max(taken, default=0) + 1:04d}"
+@contextmanager
+def numbered_run_dir(folder: Path) -> Iterator[Path]:
+    """Makes the first of folder/0001, folder/0002, ... after all that exist, so that no other run takes it. Removed at
+    the end where nothing came into it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = None
+    while path is None:
+        taken = [int(path.name) for path in folder.glob("[0-9]*") if path.name.isdecimal()]
+        path = folder / f"{max(taken, default=0) + 1:04d}"
+        try:
+            path.mkdir()
+        except FileExistsError:  # another run was faster
+            path = None
+    try:
+        yield path
+    finally:
+        with suppress(OSError):
+            path.rmdir()
+            folder.rmdir()
 
 
 def reason_of(error: Exception) -> str:

@@ -36,7 +36,7 @@ WITNESSES = {
 def process_name(record: Mapping[str, Any]) -> str:
     """trainer-0, or rollout-0-1 for worker 1 of engine 0. Raises ValueError when the record does not say."""
     role, engine, rank = record.get("role"), record.get("engine"), record.get("rank")
-    if role not in POSITION or type(rank) is not int or (role == "rollout" and type(engine) is not int):
+    if role not in tuple(POSITION) or type(rank) is not int or (role == "rollout" and type(engine) is not int):
         raise ValueError(f"a route record names no process: role {role!r}, engine {engine!r}, rank {rank!r}")
     return f"trainer-{rank}" if role == "trainer" else f"rollout-{engine}-{rank}"
 
@@ -96,9 +96,14 @@ def _is_stage(record: Mapping[str, Any]) -> bool:
     return record["role"] == "trainer" and type(stages) is int and stages > 1
 
 
+def _is_module(module: object) -> bool:
+    names = ("group", "boundary")
+    return isinstance(module, Mapping) and all(isinstance(module.get(name), str | None) for name in names)
+
+
 def _check_record(record: Mapping[str, Any], routes: Mapping[str, str], contract: str) -> str | None:
     modules = record.get("modules")
-    if not isinstance(modules, Mapping) or not all(isinstance(m, Mapping) for m in modules.values()):
+    if not isinstance(modules, Mapping) or not all(map(_is_module, modules.values())):
         return "no modules"
     called: set[str] = set()
     held: set[str] = set() if _is_stage(record) else set(routes)

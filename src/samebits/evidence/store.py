@@ -27,7 +27,9 @@ TRACES, TRACKING = "trace", "tracking"
 MANIFEST_SCHEMA, SEAL_SCHEMA = "samebits.manifest/2", "samebits.seal/1"
 # Sections of the manifest that are recorded before the run and again under "after".
 WATCHED = ("inputs", "packages", "platform", "source")
-_OUTSIDE = (REPORT, LOGS, LOCATE, TRACKING, MODEL)
+_PARTIAL = ".partial"
+# a page may be under way, or left by somebody who was killed
+_OUTSIDE = (REPORT, REPORT + _PARTIAL, LOGS, LOCATE, TRACKING, MODEL)
 
 
 class RunDirectory:
@@ -44,8 +46,9 @@ class RunDirectory:
                 raise FileExistsError(f"{path} already holds a run ({name}): choose another --run-dir or remove it")
         if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
             raise FileExistsError(f"{path} holds something else: choose a new or an empty directory for --run-dir")
+        path.mkdir(parents=True, exist_ok=True)
         for folder in (STEPS, ROUTES, LOGS):
-            (path / folder).mkdir(parents=True, exist_ok=True)
+            (path / folder).mkdir()  # of two runs that begin here at the same time, one is refused
         return cls(path)
 
     def write(self, name: str, content: bytes) -> str:
@@ -73,7 +76,7 @@ class RunDirectory:
 
 def write_whole(target: Path, content: bytes) -> None:
     """Writes one file whole or not at all. Raises OSError."""
-    partial = target.with_name(target.name + ".partial")
+    partial = target.with_name(target.name + _PARTIAL)
     # Both names may be links that somebody else laid out: neither is followed.
     partial.unlink(missing_ok=True)
     try:
@@ -82,7 +85,7 @@ def write_whole(target: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(target)
-    except OSError:
+    except BaseException:  # an interruption leaves nothing behind either
         partial.unlink(missing_ok=True)
         raise
 

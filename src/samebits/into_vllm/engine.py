@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from tempfile import TemporaryDirectory
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from samebits import env
 from samebits.into_vllm.config import EngineConfig
 from samebits.into_vllm.plan import RoutePlan
-from samebits.into_vllm.settings import engine_arguments, environment, torch_threads
+from samebits.into_vllm.settings import SOCKET_FOLDER, engine_arguments, environment, torch_threads
+from samebits.scratch import scratch_folder
 from samebits.timeline.types import (
     GenerateRequest,
     Rollout,
@@ -52,8 +52,9 @@ class RolloutEngine:
         threads = config.threads or max(1, len(cpus) // config.tp)
         self._plan = RoutePlan.for_engine(config, threads)
         # vLLM's workers leave their sockets behind
-        self._sockets = TemporaryDirectory(prefix="samebits-vllm-")
-        env.export(environment(config, self._plan, cpus, threads, self._sockets.name))
+        self._scratch = ExitStack()
+        sockets = self._scratch.enter_context(scratch_folder(longest=SOCKET_FOLDER))
+        env.export(environment(config, self._plan, cpus, threads, str(sockets)))
         self._engine = self._start(torch_threads(config, threads))
         self._pids = dict(self._ask("samebits_process", during="start"))
         if config.forced:
@@ -163,7 +164,7 @@ class RolloutEngine:
     def close(self) -> None:
         """Ends the workers."""
         self._engine.engine_core.shutdown()
-        self._sockets.cleanup()
+        self._scratch.close()
 
     def _start(self, threads: int) -> Any:
         import torch

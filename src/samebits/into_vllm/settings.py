@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from samebits.into_vllm.plan import PLAN_VARIABLE, RoutePlan
 
 _GIB = 1 << 30
 _FREE_AT_START = 0.01  # of the card: others live there, and the cache has a size of its own
-_SOCKET_FOLDER = 70  # bytes of its path at most: that of a Unix socket has 107, its name here 37
+SOCKET_FOLDER = 70  # bytes of its path at most: that of a Unix socket has 107, its name here 37
 
 
 def engine_arguments(config: EngineConfig, plan: RoutePlan) -> dict[str, Any]:
@@ -88,7 +87,7 @@ def environment(
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_NO_USAGE_STATS": "1",
-        **({"VLLM_RPC_BASE_PATH": sockets} if len(os.fsencode(sockets)) <= _SOCKET_FOLDER else {}),
+        "VLLM_RPC_BASE_PATH": sockets,
         # A whole compiled model from vLLM's own cache would come without its graphs.
         **({"VLLM_USE_AOT_COMPILE": "0"} if config.compiled else {}),
         **({pieces.SWITCH: "1"} if plan.graphs and not config.case.all_native else {}),

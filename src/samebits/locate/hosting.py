@@ -26,22 +26,22 @@ class Setting:
 
 @contextmanager
 def hosted(
-    parts: Parts, trainer: Setting, rollout: Setting, engine: int, folder: Path
+    parts: Parts, trainer: Setting, rollout: Setting, engine: int, folder: Path, scratch: Path
 ) -> Iterator[tuple[Group, Group]]:
     """All trainer ranks and one engine that produces given tokens, in processes of their own.
 
-    Their logs go to `folder`. Raises ValueError for settings that a side can't serve, RunFailed when a process fails.
+    Their logs go to `folder`, they meet in `scratch`. Raises ValueError for settings that a side can't serve, RunFailed
+    when a process fails.
     """
     config = trainer.config
     (engine_config,) = parts.engine_arguments(rollout.config, rollout.inputs, rollout.contract, engine)
     engine_config = dataclasses.replace(engine_config, forced=True)
     ranks = [
-        parts.trainer_arguments(config, trainer.inputs, trainer.contract, rank, folder)
+        parts.trainer_arguments(config, trainer.inputs, trainer.contract, rank, scratch)
         for rank in range(config.trainer_ranks)
     ]
     logs = folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    (folder / "rendezvous").unlink(missing_ok=True)
     with ExitStack() as stack:
         engines = Group([f"rollout engine {engine}"], logs)
         stack.callback(engines.kill)

@@ -21,9 +21,9 @@ from samebits.rl.job import Parts
 from samebits.rl.processes import Group
 from samebits.rl.protocols import RunFailed
 from samebits.rl.publication import version_of
-from samebits.rl.scratch import scratch_folder
 from samebits.rl.sides import TrainerGroup
 from samebits.rl.step_trace import trace_name
+from samebits.scratch import scratch_folder
 from samebits.timeline.events import Event, Published, Sampled, parse_json
 from samebits.timeline.ledger import read
 from samebits.timeline.types import SampleKey, TrainSample
@@ -130,10 +130,11 @@ class RecordedRun:
                 inputs=setting.inputs,
                 contract=setting.contract,
             )
+        engine = self._engine(samples[target.number].key)
         say(f"starting both sides for sample {samples[target.number].key}, token {target.token}")
         with (
             scratch_folder() as scratch,
-            hosted(self._parts, setting, setting, self._engine(samples[target.number].key), folder) as (ranks, engines),
+            hosted(self._parts, setting, setting, engine, folder, scratch) as (ranks, engines),
         ):
             self._to_step(target.step, ranks, engines, scratch, say)
             say("tracing")

@@ -12,7 +12,7 @@ from samebits.locate.session import Answered, Question, Session
 from samebits.locate.sides import RolloutHosts, TrainerHosts
 from samebits.rl.job import Parts
 from samebits.rl.processes import Group
-from samebits.rl.scratch import scratch_folder
+from samebits.scratch import scratch_folder
 from samebits.timeline.types import GenerateRequest, SampleKey
 from samebits.trace import TracedSequence
 
@@ -34,7 +34,7 @@ def locate_between(
     say("starting both sides")
     with (
         scratch_folder() as scratch,
-        hosted(parts, trainer, rollout, 0, folder) as (ranks, engines),
+        hosted(parts, trainer, rollout, 0, folder, scratch) as (ranks, engines),
     ):
         timeout = rollout.config.step_timeout
         response = given.response or _generate(engines, given, rollout.config.temperature, timeout)

@@ -19,8 +19,8 @@ from samebits.rl.job import Parts
 from samebits.rl.loop import draw_seed
 from samebits.rl.processes import Group, close
 from samebits.rl.prompts import PromptSet
-from samebits.rl.scratch import scratch_folder
 from samebits.rl.sides import RolloutGroup, TrainerGroup
+from samebits.scratch import scratch_folder
 from samebits.timeline.types import GenerateRequest, Rollout, SampleKey, TrainSample
 
 

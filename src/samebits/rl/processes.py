@@ -101,8 +101,14 @@ class Group:
         """Calls the same method of every host with the same arguments; results in order of the hosts."""
         return self.gather(method, [host.call(method, *args) for host in self.hosts], timeout)
 
+    def first(self, method: str, *args: Any, timeout: float) -> Any:
+        """The result of one method of the first host alone."""
+        (answer,) = self.gather(method, [self.hosts[0].call(method, *args)], timeout)
+        return answer
+
     def gather(self, doing: str, pending: Sequence[Future[Any]], timeout: float) -> list[Any]:
-        """Waits for one future per host. Raises RunFailed that names who failed, after killing the group."""
+        """Waits for one future of each of the first hosts. Raises RunFailed that names who failed, after killing the
+        group."""
         done, late = wait(pending, timeout=timeout, return_when=FIRST_EXCEPTION)
         failed = [future for future in done if future.exception() is not None]
         if not failed and not late:
@@ -118,7 +124,7 @@ class Group:
     def _explain(
         self, doing: str, pending: Sequence[Future[Any]], failed: Sequence[Future[Any]], timeout: float
     ) -> tuple[str, BaseException | None]:
-        hosts = dict(zip(map(id, pending), self.hosts, strict=True))
+        hosts = dict(zip(map(id, pending), self.hosts, strict=False))
         dead = [future for future in failed if isinstance(future.exception(), BrokenProcessPool)]
         if dead:
             who = ", ".join(hosts[id(future)].describe() for future in dead)

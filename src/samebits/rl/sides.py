@@ -59,14 +59,11 @@ class RolloutGroup:
 
     def watch(self, traced: Mapping[int, int]) -> None:
         # the first request goes to the first engine, and is the first there
-        self._first_engine("watch", dict(traced))
+        self.group.first("watch", dict(traced), timeout=self.timeout)
 
     def watched(self) -> list[list[Entry]]:
-        return self._first_engine("watched")
-
-    def _first_engine(self, method: str, *args: Any) -> Any:
-        (answer,) = self.group.gather(method, [self.group.hosts[0].call(method, *args)], self.timeout)
-        return answer
+        entries: list[list[Entry]] = self.group.first("watched", timeout=self.timeout)
+        return entries
 
     def proof(self) -> list[dict[str, Any]]:
         answers = self.group.everyone("proof", timeout=self.timeout)
@@ -96,9 +93,7 @@ class TrainerGroup:
         self.group.everyone("save", path, timeout=self.timeout)
 
     def lent_digests(self, parts: Sequence[Part]) -> list[str]:
-        pending = [self.group.hosts[0].call("lent_digests", list(parts))]
-        (found,) = self.group.gather("lent_digests", pending, self.timeout)
-        return list(found)
+        return list(self.group.first("lent_digests", list(parts), timeout=self.timeout))
 
     def watch(self, traced: Mapping[int, int]) -> None:
         self.group.everyone("watch", dict(traced), timeout=self.timeout)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from samebits.rl.scratch import scratch_folder
+from samebits.scratch import scratch_folder
 
 HOLDER = """
 import sys
-from samebits.rl.scratch import scratch_folder
+from samebits.scratch import scratch_folder
 with scratch_folder() as folder:
     (folder / "v000001").mkdir()
     print(folder, flush=True)
@@ -46,6 +46,14 @@ def test_a_job_that_ends_leaves_nothing(temporary: Path) -> None:
         (folder / "v000001").mkdir()
         assert folder.parent == temporary
     assert list(temporary.iterdir()) == []
+
+
+def test_a_path_that_must_be_short_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 90)))
+    Path(tempfile.gettempdir()).mkdir()
+    with scratch_folder(longest=70) as folder:
+        assert len(os.fsencode(folder)) <= 70
+    assert not folder.exists()
 
 
 def test_a_killed_job_is_cleared_away_and_a_living_one_is_not(temporary: Path) -> None:
