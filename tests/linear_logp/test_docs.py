@@ -53,3 +53,11 @@ def test_the_table_of_memory_is_the_record() -> None:
         assert f"| {tokens} | {logits} | {' | '.join(map(str, peaks))} |" in PAGE.read_text(encoding="utf-8")
         native, scored, with_entropy = peaks
         assert max(scored, with_entropy) < native
+
+
+def test_the_table_of_memory_says_what_the_record_says() -> None:
+    record = json.loads((PAGE.parents[1] / "benchmarks/results/linear_logp_memory.json").read_text(encoding="utf-8"))
+    text = PAGE.read_text(encoding="utf-8")
+    for tokens, logits in record["logits_mib_fp32"].items():
+        peaks = [row["peak_mib"] for row in record["rows"] if row["tokens"] == int(tokens)]
+        assert f"| {tokens} | {logits} | {' | '.join(map(str, peaks))} |" in text
