@@ -69,14 +69,14 @@ def test_the_plot_is_valid_and_marks_what_was_missed() -> None:
 
 
 def test_the_command_writes_records_and_a_plot(tmp_path: Path) -> None:
-    out = tmp_path / "few"
+    out = tmp_path / "new" / "v1.2"
     arguments = ["bench", "cpu", "--filter", "RMSNorm", "--seconds", "0", "--threads", "1", "--out", str(out)]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
-    record = json.loads(out.with_suffix(".json").read_text())
+    record = json.loads((out.parent / "v1.2.json").read_text())
     assert [r["what"] for r in record["records"]] == ["RMSNorm", "add and RMSNorm"]
     assert all(r["ratio"] == pytest.approx(r["peer_s"] / r["samebits_s"]) for r in record["records"])
-    assert out.with_suffix(".svg").exists()
+    assert (out.parent / "v1.2.svg").exists()
 
 
 def test_a_filter_that_matches_nothing_is_an_error() -> None:

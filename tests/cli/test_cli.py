@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,16 +18,17 @@ from samebits.cli.doctor import examine, self_check
 from samebits.cli.locate import locate_command
 from samebits.cli.main import run as run_callback
 from samebits.cli.main import run_settings
-from samebits.cli.run import numbered_run_dir
+from samebits.cli.run import Interrupt, numbered_run_dir
 from samebits.cli.wiring import engine_arguments, parts
 from samebits.rl.config import RunConfig, load_config
 from samebits.rl.inputs import resolve_inputs
 from samebits.testing.runs import write_run
 
 
-def samebits(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def samebits(*words: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "samebits.cli.main", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd)
+    own = {**os.environ, **variables}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, env=own)
 
 
 def test_every_setting_has_its_flag_and_every_flag_its_setting() -> None:
@@ -151,6 +154,8 @@ def test_report_renders_again_and_refuses_what_is_no_run(tmp_path: Path) -> None
     assert "Same bits" in (tmp_path / "run" / "report.html").read_text()
     assert samebits("report", "run", "--out", "page.html", cwd=tmp_path).returncode == 0
     assert "Same bits" in (tmp_path / "page.html").read_text()
+    done = samebits("report", "--terminal", "run", cwd=tmp_path, PYTHONIOENCODING="ascii")
+    assert (done.returncode, "mismatch_count" in done.stdout) == (0, True)
     done = samebits("report", ".", cwd=tmp_path)
     assert done.returncode == 2
     assert "holds no run" in done.stderr
@@ -252,3 +257,13 @@ def test_a_traceback_comes_with_debug_only_and_never_with_the_code_for_different
     assert done.returncode == 2
     assert "Traceback" in done.stderr
     assert "Traceback" not in samebits(*words, cwd=tmp_path).stderr
+
+
+def test_more_signals_do_not_disturb_the_end_that_the_first_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt = Interrupt()
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            interrupt(2, None)
+        interrupt(2, None)
+        now = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda later=now + 11: later)

@@ -7,7 +7,11 @@ import pytest
 import torch
 
 from samebits.bits import raw
+from samebits.evidence.verdict import Verdict
+from samebits.locate.recorded_run import noted
+from samebits.locate.result import Located
 from samebits.locate.values import are_bf16_values, compare_rows, tensor_of
+from samebits.rl.config import RunConfig
 
 
 def bits(*values: float, dtype: torch.dtype = torch.float32) -> np.ndarray:
@@ -50,3 +54,9 @@ def test_values_that_were_rounded_to_bfloat16_are_recognised() -> None:
 def test_an_unknown_dtype_is_refused() -> None:
     with pytest.raises(ValueError, match="float8"):
         tensor_of(np.zeros(1, dtype=np.int8), "float8")
+
+
+def test_a_run_with_limits_says_why_its_log_probabilities_do_not_come_out_again() -> None:
+    found = Located(verdict=Verdict.SAME, summary="all agree", hints=("first",))
+    assert noted(found, RunConfig()) == found
+    assert [hint.partition(" ")[0] for hint in noted(found, RunConfig(top_k=5)).hints] == ["first", "the"]

@@ -130,6 +130,10 @@ EDITS = [
     ("intermediate_size = 128", "intermediate_size = 98", "(98) does not divide by 4", "works"),
     ("steps = 2", "form = 'dream'", "form must be one of score, train, got 'dream'", ""),
     ("steps = 2", "pairs = [['tp1', 'tp9']]", "pairs: ['tp1', 'tp9'] is not [trainer layout, rollout layout]", ""),
+    ("steps = 2", "pairs = 2", "pairs must be a list, got 2", ""),
+    ("same_weights = true", "same_weights = 'no'", "same_weights must be true or false, got 'no'", ""),
+    ("max_prompt_length = 64", "run_dir = 'x'", "a matrix has no run_dir", "--matrix-dir says where"),
+    ("max_prompt_length = 64", "replay_tokens = 'x'", "form score draws its own tokens", "form train"),
     ("[rollout.tp1]", "[rollout.'TP 1']", "want a name of small letters, digits and dashes", ""),
     ("steps = 2", "stops = 2", "unknown key 'stops'", "known: form, steps"),
     (

@@ -15,6 +15,8 @@ def bench_command(threads: int, seconds: float, only: str, out: Path | None, mat
     """Measures what contains `only`, prints each line as it comes, and writes OUT.json and OUT.svg if asked."""
     if not matrix_unit:  # torch takes its products from either library: SDPA's stay on the unit if one may use it
         env.export({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "MKL_ENABLE_INSTRUCTIONS": "AVX512_E3"})
+    if out is not None:  # before minutes of measuring
+        out.parent.mkdir(parents=True, exist_ok=True)
     from samebits.bench.cpu import measure, works
     from samebits.bench.plot import ratio_plot
     from samebits.bench.record import provenance
@@ -39,7 +41,8 @@ def bench_command(threads: int, seconds: float, only: str, out: Path | None, mat
     if out is not None:
         about = {"what": "CPU operators beside PyTorch's own", **provenance(), "threads": threads}
         about["peer_may_use_matrix_unit"] = matrix_unit
-        out.with_suffix(".json").write_text(json.dumps({**about, "records": records}, indent=1) + "\n")
-        out.with_suffix(".svg").write_text(ratio_plot("samebits against PyTorch, CPU, more is better", records))
-        typer.echo(f"records: {out.with_suffix('.json')}, plot: {out.with_suffix('.svg')}")
+        written, plot = (out.with_name(f"{out.name}.{kind}") for kind in ("json", "svg"))
+        written.write_text(json.dumps({**about, "records": records}, indent=1) + "\n", encoding="utf-8")
+        plot.write_text(ratio_plot("samebits against PyTorch, CPU, more is better", records), encoding="utf-8")
+        typer.echo(f"records: {written}, plot: {plot}")
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Iterable
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -304,6 +305,9 @@ def _complain(error: Exception) -> int:
 
 def main() -> None:
     """The console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal that lacks a character costs no result
+            stream.reconfigure(errors="replace")
     try:
         app(prog_name="samebits")
     except Exception:  # noqa: BLE001 - Python's own exit code would be 1, and 1 says "different"

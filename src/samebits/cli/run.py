@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ from samebits.rl.protocols import RunFailed
 from samebits.timeline.events import Event
 
 INTERRUPTED = 130
+_ENDING_SECONDS = 10.0
 
 
 def run_command(
@@ -146,14 +148,25 @@ def _run_matrix(file: Path, folder: Path | None, flags: Mapping[str, Any]) -> in
 
 def prepare() -> None:
     """Signals end a run in good order, and killed processes are cleared away in silence."""
+    interrupt = Interrupt()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+        signal.signal(number, interrupt)
     # A killed process leaves semaphores behind; Python's tracker removes them, and need not say so here.
     env.export({"PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker"})
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+class Interrupt:
+    """A signal handler: the first signal raises KeyboardInterrupt, those of the next seconds don't disturb the end that
+    it began. Later ones raise again, should it have been lost."""
+
+    def __init__(self) -> None:
+        self._quiet_until = 0.0
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if now >= self._quiet_until:
+            self._quiet_until = now + _ENDING_SECONDS
+            raise KeyboardInterrupt
 
 
 def conclusion(config: RunConfig, found: Verification) -> str:

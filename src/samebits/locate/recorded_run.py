@@ -12,10 +12,11 @@ from samebits.evidence.store import MANIFEST, TIMELINE
 from samebits.evidence.verdict import Verdict
 from samebits.locate.hosting import Setting, hosted
 from samebits.locate.model import Decoder
+from samebits.locate.result import Located
 from samebits.locate.search import coverage, first_divergence
 from samebits.locate.session import Answered, Question, Session
 from samebits.locate.sides import RolloutHosts, TrainerHosts
-from samebits.rl.config import load_config
+from samebits.rl.config import RunConfig, load_config
 from samebits.rl.inputs import resolve_inputs
 from samebits.rl.job import Parts
 from samebits.rl.processes import Group
@@ -29,6 +30,11 @@ from samebits.timeline.ledger import read
 from samebits.timeline.types import SampleKey, TrainSample
 from samebits.trace import TracedSequence
 from samebits.trace.files import read_traces
+
+_ALL_IDS = (
+    "the run's log-probabilities are over the ids that top_k, top_p or min_p kept, here they are over all ids: recorded"
+    " ones do not come out again, and what was kept is not compared"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +147,8 @@ class RecordedRun:
             timeout = self.config.step_timeout
             decoder = Decoder.read(setting.inputs.model, self.config.segments)
             session = Session(TrainerHosts(ranks, timeout), RolloutHosts(engines, timeout), decoder, scratch)
-            return self._with_own_traces(session.locate(question), target.step, decoder)
+            answered = self._with_own_traces(session.locate(question), target.step, decoder)
+        return replace(answered, located=noted(answered.located, self.config))
 
     def _with_own_traces(self, answered: Answered, step: int, decoder: Decoder) -> Answered:
         """Adds what the run recorded about this step while it computed it, if it did."""
@@ -206,6 +213,11 @@ class RecordedRun:
             rollout_contract=self.setting.contract.digest() if strict else "",
             support=sample.support,
         )
+
+
+def noted(located: Located, config: RunConfig) -> Located:
+    """With a note where the settings of a run limited its draws, which is not done again."""
+    return replace(located, hints=(*located.hints, _ALL_IDS)) if config.limited else located
 
 
 def _first_difference(sample: StepSample) -> int | None:

@@ -81,6 +81,7 @@ def read_matrix(file: Path, flags: Mapping[str, Any]) -> Matrix:
     unknown = sorted(set(data) - set(_KEYS))
     if unknown:
         raise ValueError(f"{file}: unknown key {unknown[0]!r}; known: {', '.join(_KEYS)}")
+    _check_types(data, file)
     layouts = {side: _layouts(data, side, file) for side in SIDES}
     matrix = Matrix(
         form=data.get("form", "score"),
@@ -93,6 +94,17 @@ def read_matrix(file: Path, flags: Mapping[str, Any]) -> Matrix:
     )
     _check(matrix, file)
     return matrix
+
+
+def _check_types(data: Mapping[str, Any], file: Path) -> None:
+    for key, kind, name in (
+        ("job", dict, "a table"),
+        ("model", dict, "a table"),
+        ("pairs", list, "a list"),
+        ("same_weights", bool, "true or false"),
+    ):
+        if key in data and not isinstance(data[key], kind):
+            raise ValueError(f"{file}: {key} must be {name}, got {data[key]!r}")
 
 
 def _layouts(data: Mapping[str, Any], side: Side, file: Path) -> dict[str, dict[str, Any]]:
@@ -114,11 +126,12 @@ def _layouts(data: Mapping[str, Any], side: Side, file: Path) -> dict[str, dict[
 def _pairs(
     data: Mapping[str, Any], layouts: Mapping[Side, Mapping[str, Any]], file: Path
 ) -> tuple[tuple[str, str], ...]:
+    every = tuple(itertools.product(layouts["trainer"], layouts["rollout"]))
     given = data.get("pairs")
     if given is None:
-        return tuple(itertools.product(layouts["trainer"], layouts["rollout"]))
+        return every
     for pair in given:
-        if len(pair) != 2 or pair[0] not in layouts["trainer"] or pair[1] not in layouts["rollout"]:
+        if not isinstance(pair, list) or tuple(pair) not in every:
             raise ValueError(f"{file}: pairs: {pair} is not [trainer layout, rollout layout]")
     return tuple((trainer, rollout) for trainer, rollout in given)
 
@@ -128,6 +141,11 @@ def _check(matrix: Matrix, file: Path) -> None:
         raise ValueError(f"{file}: form must be one of {', '.join(FORMS)}, got {matrix.form!r}")
     if not isinstance(matrix.steps, int) or matrix.steps < 0:
         raise ValueError(f"{file}: steps must be a number from 0 on, got {matrix.steps!r}")
+    job = matrix.config(None, None)
+    if job.run_dir is not None or job.tensorboard or job.wandb != "off":
+        raise ValueError(f"{file}: a matrix has no run_dir, tensorboard or wandb; --matrix-dir says where records go")
+    if matrix.form == "score" and job.replay_tokens is not None:
+        raise ValueError(f"{file}: form score draws its own tokens; leave replay_tokens out, or use form train")
     for trainer, rollout in matrix.pairs:
         config = matrix.config(trainer, rollout)
         if matrix.form == "score" and set(config.cases.values()) != {"R/R"}:
