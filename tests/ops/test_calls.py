@@ -10,7 +10,7 @@ from torch import Tensor
 
 from samebits.arithmetic import dot
 from samebits.bits import assert_same
-from samebits.ops.attention import attention
+from samebits.ops.attention import attention, paged_attention
 from samebits.ops.embedding import embedding
 from samebits.ops.linear import dgrad, linear, wgrad
 from samebits.ops.logprob import finish, finish_logp, linear_logp, logprob, lse_state
@@ -114,6 +114,17 @@ POSITIONS = torch.arange(ROWS)
         (lambda: logprob(LOGITS, elsewhere(IDS)), "takes tensors on the CPU"),
         (lambda: sample(LOGITS, 1.0, elsewhere(IDS), IDS), "takes tensors on the CPU"),
         (lambda: dgrad(LOGITS, WEIGHT, torch.float16), "dtype must be bfloat16 or float32, got torch.float16"),
+        (lambda: linear(X, WEIGHT[:0]), r"weight must have at least one row, got \[0, 32\]"),
+        (lambda: dgrad(LOGITS, WEIGHT[:, :0]), "with K >= 1"),
+        (lambda: wgrad(X, X[:, :0], torch.zeros(WIDTH, 0)), "with K >= 1"),
+        (lambda: linear_logp(X[:0], WEIGHT[:0], IDS[:0]), "want 1 to 1048576 rows of weight, got 0"),
+        (lambda: attention(HEADS[:, :0], HEADS, HEADS, LENGTHS, 0.25), "0 query heads are not a multiple"),
+        (
+            lambda: paged_attention(
+                HEADS[:1], torch.zeros(2, 2, 0, WIDTH).bfloat16(), LENGTHS[None], LENGTHS[1:2], LENGTHS[:2], 0.25
+            ),
+            "a page must hold at least one token",
+        ),
         (lambda: rotary(HEADS[..., 1:], POSITIONS, COS, SIN), "D must be even"),
         (lambda: rotary(HEADS, POSITIONS, COS, SIN.double()), "sin must be contiguous float32"),
         (lambda: rotary(HEADS, POSITIONS, COS, SIN[:9]), "sin must be contiguous float32"),

@@ -15,7 +15,7 @@ def heads(op: str, q: torch.Tensor, kv_heads: int, head_dim: int) -> None:
             f"{op}: head_dim of q is {q.shape[2]} and of the keys {head_dim}; "
             f"they must agree and lie in [1, {MAX_HEAD_DIM}]"
         )
-    if kv_heads < 1 or q.shape[1] % kv_heads:
+    if kv_heads < 1 or q.shape[1] < 1 or q.shape[1] % kv_heads:
         raise ValueError(f"{op}: {q.shape[1]} query heads are not a multiple of {kv_heads} kv heads")
 
 
@@ -44,6 +44,8 @@ def packed(
 
 def cache(op: str, kv_cache: torch.Tensor) -> None:
     _bf16(op, "kv_cache", kv_cache, 4)
+    if not kv_cache.shape[2]:
+        raise ValueError(f"{op}: a page must hold at least one token, got {list(kv_cache.shape)}")
     if kv_cache.shape[3] % 2:
         raise ValueError(
             f"{op}: the last axis of kv_cache holds K then V, so it must be even, got {list(kv_cache.shape)}"

@@ -68,9 +68,9 @@ def dgrad(
 
     fp32 is for column-parallel layers, where ranks add their parts by a tree before the rounding.
     """
-    if weight.dim() != 2 or weight.dtype != torch.bfloat16 or dy.shape[-1] != weight.shape[0]:
+    if weight.dim() != 2 or weight.dtype != torch.bfloat16 or dy.shape[-1] != weight.shape[0] or not weight.shape[1]:
         raise ValueError(
-            f"dgrad: want dy [..., N] and weight [N, K] bfloat16, "
+            f"dgrad: want dy [..., N] and weight [N, K] bfloat16 with K >= 1, "
             f"got {list(dy.shape)} and {list(weight.shape)} {weight.dtype}"
         )
     if dtype not in (torch.bfloat16, torch.float32):
@@ -89,9 +89,9 @@ def wgrad(dy: Tensor, x: Tensor, buffer: Tensor, backend: str | None = None, ari
     if x.dtype != torch.bfloat16:
         raise ValueError(f"wgrad: x must be bfloat16, got {x.dtype}")
     rows, inputs = _gradient_rows(dy), _rows(x)
-    if rows.shape[0] != inputs.shape[0] or buffer.shape != (rows.shape[1], inputs.shape[1]):
+    if rows.shape[0] != inputs.shape[0] or buffer.shape != (rows.shape[1], inputs.shape[1]) or not buffer.shape[1]:
         raise ValueError(
-            f"wgrad: want dy [M, N], x [M, K], buffer [N, K]; "
+            f"wgrad: want dy [M, N], x [M, K], buffer [N, K] with K >= 1; "
             f"got {list(dy.shape)}, {list(x.shape)}, {list(buffer.shape)}"
         )
     impl, kind = pick("linear", BACKENDS, backend, dy, x, buffer), pick_arithmetic("wgrad", arithmetic, dy)
@@ -139,6 +139,8 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, segments: int) -> Non
         raise ValueError(f"linear: x and weight must be bfloat16, got {x.dtype} and {weight.dtype}")
     if weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         raise ValueError(f"linear: x and weight do not match: {list(x.shape)} and {list(weight.shape)}")
+    if not weight.shape[0]:
+        raise ValueError(f"linear: weight must have at least one row, got {list(weight.shape)}")
     if bias is not None and (bias.dtype != bf16 or bias.shape != weight.shape[:1] or not bias.is_contiguous()):
         raise ValueError(
             f"linear: bias must be contiguous bfloat16 [{weight.shape[0]}], got {bias.dtype} {list(bias.shape)}"

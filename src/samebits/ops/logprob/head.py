@@ -95,8 +95,8 @@ def _check(
         raise ValueError(
             f"linear_logp: bias must be bfloat16 or float32 [{weight.shape[0]}], got {bias.dtype} {list(bias.shape)}"
         )
-    if weight.shape[0] > MAX_TERMS:
-        raise ValueError(f"linear_logp: at most {MAX_TERMS} rows of weight, got {weight.shape[0]}")
+    if not 1 <= weight.shape[0] <= MAX_TERMS:
+        raise ValueError(f"linear_logp: want 1 to {MAX_TERMS} rows of weight, got {weight.shape[0]}")
     if gradient_parts < 1 or gradient_parts & (gradient_parts - 1) or weight.shape[0] % gradient_parts:
         raise ValueError(
             f"linear_logp: gradient_parts must be a power of two that divides {weight.shape[0]} rows of weight, "
