@@ -8,7 +8,7 @@ import torch
 
 from samebits.bits import raw
 from samebits.evidence.verdict import Verdict
-from samebits.locate.recorded_run import noted
+from samebits.locate.recorded_run import as_it_was_read, noted
 from samebits.locate.result import Located
 from samebits.locate.values import are_bf16_values, compare_rows, tensor_of
 from samebits.rl.config import RunConfig
@@ -60,3 +60,10 @@ def test_a_run_with_limits_says_why_its_log_probabilities_do_not_come_out_again(
     found = Located(verdict=Verdict.SAME, summary="all agree", hints=("first",))
     assert noted(found, RunConfig()) == found
     assert [hint.partition(" ")[0] for hint in noted(found, RunConfig(top_k=5)).hints] == ["first", "the"]
+
+
+def test_a_run_is_located_from_another_folder_than_it_was_started_in() -> None:
+    inputs = {name: {"path": f"/there/{name}"} for name in ("model", "reference", "prompts", "held_out")}
+    found = as_it_was_read(RunConfig(model="m", eval_data=""), inputs)
+    assert (found.model, found.prompt_data, found.eval_data) == ("/there/model", "preset:arithmetic", "")
+    assert found.reference_checkpoint is None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from samebits.contract import refusal
 from samebits.evidence.sidecar import StepSample, read_step, sidecar_name
@@ -59,7 +60,7 @@ class RecordedRun:
         if not (run / MANIFEST).is_file() or not (run / TIMELINE).is_file():
             raise ValueError(f"{run} holds no run: {MANIFEST} or {TIMELINE} is missing")
         manifest = parse_json((run / MANIFEST).read_bytes())
-        self.config = load_config(manifest["config"])
+        self.config = as_it_was_read(load_config(manifest["config"]), manifest["inputs"])
         named = self.config.linear_logp_provider
         if f"{named}.".partition(".")[0] != "samebits" and named != provider:
             raise ValueError(
@@ -213,6 +214,14 @@ class RecordedRun:
             rollout_contract=self.setting.contract.digest() if strict else "",
             support=sample.support,
         )
+
+
+def as_it_was_read(config: RunConfig, inputs: Mapping[str, Any]) -> RunConfig:
+    """The settings with the absolute paths of the recorded inputs; a preset stays one, wherever samebits lies."""
+    names = {"model": "model", "reference_checkpoint": "reference", "prompt_data": "prompts", "eval_data": "held_out"}
+    given = {key: getattr(config, key) or "preset:" for key in names}
+    paths = {key: inputs[names[key]]["path"] for key, value in given.items() if not value.startswith("preset:")}
+    return config.model_copy(update=paths)
 
 
 def noted(located: Located, config: RunConfig) -> Located:
