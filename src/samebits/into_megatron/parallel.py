@@ -34,16 +34,10 @@ def start_groups(config: TrainerConfig, rank: int) -> None:
     timeout, backend = timedelta(seconds=config.timeout_seconds), _backend(config)
     if config.pp > 1 and config.device == "cuda" and backend == "gloo":
         raise ValueError("pipeline stages need a card each: gloo does not send from card to card; set pp to 1")
-    if config.world_size == 1:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
-    else:
-        dist.init_process_group(
-            backend,
-            init_method=f"file://{config.rendezvous}",
-            rank=rank,
-            world_size=config.world_size,
-            timeout=timeout,
-        )
+    # A store and not a URL, in which a path would be cut at a "#" or "?".
+    store = dist.HashStore() if config.world_size == 1 else dist.FileStore(config.rendezvous, config.world_size)
+    store.set_timeout(timeout)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=config.world_size, timeout=timeout)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=config.tp,
         context_parallel_size=config.cp,
