@@ -72,6 +72,7 @@ def test_the_printed_configuration_explains_every_setting() -> None:
         ({"train_tp": 2, "max_tp": 1}, "max_tp 1 is not a multiple of train_tp 2"),
         ({"train_tp": 3}, "train_tp 3 is not a power of two: .* the nearest that work: 2 and 4"),
         ({"rollout_tp": 6}, "rollout_tp 6 is not a power of two: .* the nearest that work: 4 and 8"),
+        ({"num_rollout": 31251}, "are 2,000,064 responses, and the records of a run hold 2,000,000: make several"),
         ({"max_num_batched_tokens": 32}, "max_num_batched_tokens 32 is below max_num_seqs 64"),
         ({"max_tp": 12}, "max_tp 12 is not a power of two: .* the nearest that work: 8 and 16"),
         ({"rollout_engines": 65}, "rollout_engines 65 exceeds the 64 samples per step"),

@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from samebits.contract.routes import MODULES, Case
 from samebits.timeline.types import is_limited, limits_problem
 
+MAX_RESPONSES = 2_000_000  # each takes some 400 bytes of the timeline, of which `samebits verify` reads 1 GiB
+
 
 class RunConfig(BaseModel):
     """Everything that `samebits run` can be told. A case X/Y is X on the trainer, Y on the rollout side."""
@@ -126,6 +128,13 @@ class RunConfig(BaseModel):
             raise ValueError(
                 f"global_batch_size {self.global_batch_size} is not a multiple of samples_per_prompt "
                 f"{self.samples_per_prompt}: groups would be torn"
+            )
+        responses = self.num_rollout * self.global_batch_size
+        if responses > MAX_RESPONSES:
+            raise ValueError(
+                f"num_rollout {self.num_rollout} steps of {self.global_batch_size} are {responses:,} responses, and "
+                f"the records of a run hold {MAX_RESPONSES:,}: make several runs, each but the last with save_model, "
+                "each but the first with the model of the one before"
             )
         if self.routes("trainer")["logp"] == "R" and self.linear_logp_provider_mode == "audit":
             raise ValueError(
