@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.rl.processes import Group, close
+from samebits.rl.processes import Group, close, gather_starts
 from samebits.rl.protocols import RunFailed
 
 
@@ -73,6 +73,18 @@ def test_a_hang_ends_at_its_deadline(pair: Group) -> None:
 def test_what_a_host_prints_goes_to_its_log(pair: Group, tmp_path: Path) -> None:
     pair.gather("print", [pair.hosts[0].call("time"), pair.hosts[1].call("system", "echo heard")], 30)
     assert "heard" in (tmp_path / "trainer-rank-1.log").read_text()
+
+
+def test_who_fails_to_start_does_not_wait_for_others_to_start(tmp_path: Path) -> None:
+    slow, broken = Group(["trainer rank 0"], tmp_path), Group(["rollout engine 0"], tmp_path)
+    began = time.monotonic()
+    try:
+        starts = (slow, slow.start(time.sleep, [(60,)])), (broken, broken.start(importlib.import_module, [("absent",)]))
+        with pytest.raises(RunFailed, match="rollout engine 0 failed during start: ModuleNotFoundError"):
+            gather_starts(*starts, timeout=90)
+    finally:
+        slow.kill()
+    assert time.monotonic() - began < 45
 
 
 class Leaver:

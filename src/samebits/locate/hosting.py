@@ -12,7 +12,7 @@ from samebits.contract import RunContract
 from samebits.rl.config import RunConfig
 from samebits.rl.inputs import Inputs
 from samebits.rl.job import Parts
-from samebits.rl.processes import Group, close
+from samebits.rl.processes import Group, close, gather_starts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,8 @@ def hosted(
         stack.callback(engines.kill)
         trainers = Group([f"trainer rank {rank}" for rank in range(config.trainer_ranks)], logs)
         stack.callback(trainers.kill)
-        ready = engines.start(parts.engine, [(engine_config,)])
-        trainers.gather("start", trainers.start(parts.trainer, ranks), config.start_timeout)
-        engines.gather("start", ready, config.start_timeout)
+        engine_ready = engines.start(parts.engine, [(engine_config,)])
+        ranks_ready = trainers.start(parts.trainer, ranks)
+        gather_starts((trainers, ranks_ready), (engines, engine_ready), timeout=config.start_timeout)
         yield trainers, engines
         close(engines, trainers)

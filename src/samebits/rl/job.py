@@ -23,7 +23,7 @@ from samebits.rl.config import RunConfig
 from samebits.rl.given_reward import GivenReward
 from samebits.rl.inputs import Inputs, resolve_inputs, stop_ids
 from samebits.rl.loop import Job, run_loop
-from samebits.rl.processes import Factory, Group, close
+from samebits.rl.processes import Factory, Group, close, gather_starts
 from samebits.rl.prompts import PromptSet
 from samebits.rl.recorded import RecordedTokens
 from samebits.rl.reward import reward as boxed_reward
@@ -158,8 +158,7 @@ def _start(
     stack.callback(ranks.kill)
     engines_ready = engines.start(parts.engine, engine_args)
     ranks_ready = ranks.start(parts.trainer, trainer_args)
-    ranks.gather("start", ranks_ready, config.start_timeout)
-    engines.gather("start", engines_ready, config.start_timeout)
+    gather_starts((ranks, ranks_ready), (engines, engines_ready), timeout=config.start_timeout)
     return RolloutGroup(engines, config.step_timeout), TrainerGroup(ranks, config.step_timeout)
 
 

@@ -106,10 +106,12 @@ class Group:
         (answer,) = self.gather(method, [self.hosts[0].call(method, *args)], timeout)
         return answer
 
-    def gather(self, doing: str, pending: Sequence[Future[Any]], timeout: float) -> list[Any]:
-        """Waits for one future of each of the first hosts. Raises RunFailed that names who failed, after killing the
-        group."""
-        done, late = wait(pending, timeout=timeout, return_when=FIRST_EXCEPTION)
+    def gather(self, doing: str, pending: Sequence[Future[Any]], timeout: float, waited: float = 0.0) -> list[Any]:
+        """Waits for one future of each of the first hosts, `timeout` seconds at most, of which `waited` are over.
+
+        Raises RunFailed that names who failed, after killing the group.
+        """
+        done, late = wait(pending, timeout=max(0.0, timeout - waited), return_when=FIRST_EXCEPTION)
         failed = [future for future in done if future.exception() is not None]
         if not failed and not late:
             return [future.result() for future in pending]
@@ -141,6 +143,15 @@ class Group:
     def kill(self) -> None:
         for host in self.hosts:
             host.kill()
+
+
+def gather_starts(*starts: tuple[Group, Sequence[Future[None]]], timeout: float) -> None:
+    """Waits until every object of several groups is built. Raises RunFailed that names who failed first."""
+    began = time.monotonic()
+    wait([future for _, ready in starts for future in ready], timeout=timeout, return_when=FIRST_EXCEPTION)
+    # a group that failed is asked before one that may still take its time
+    for group, ready in sorted(starts, key=lambda start: not any(f.done() and f.exception() for f in start[1])):
+        group.gather("start", ready, timeout, waited=time.monotonic() - began)
 
 
 def close(*groups: Group, timeout: float = 20.0) -> None:
