@@ -328,6 +328,14 @@ SIGNED = {
         lambda run: (keep_model(run), (run / "model/config.json").unlink()),
         "model/config.json is missing, or not the file that was saved",
     ),
+    "kept model with a stranger": (
+        lambda run: (keep_model(run), (run / "model/modeling.py").write_text("")),
+        "model/modeling.py was not saved by the run",
+    ),
+    "kept model that is a file": (
+        lambda run: (keep_model(run), shutil.rmtree(run / "model"), (run / "model").write_text("")),
+        "Not a directory",
+    ),
     "kept model with another file": (
         lambda run: (keep_model(run), (run / "model/config.json").write_text("{ }")),
         "model/config.json is missing, or not the file that was saved",

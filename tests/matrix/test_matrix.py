@@ -133,6 +133,7 @@ EDITS = [
     ("steps = 2", "pairs = 2", "pairs must be a list, got 2", ""),
     ("same_weights = true", "same_weights = 'no'", "same_weights must be true or false, got 'no'", ""),
     ("max_prompt_length = 64", "run_dir = 'x'", "a matrix has no run_dir", "--matrix-dir says where"),
+    ("max_prompt_length = 64", "save_model = true", "form score keeps no model", "form train"),
     ("max_prompt_length = 64", "replay_tokens = 'x'", "form score draws its own tokens", "form train"),
     ("[rollout.tp1]", "[rollout.'TP 1']", "want a name of small letters, digits and dashes", ""),
     ("steps = 2", "stops = 2", "unknown key 'stops'", "known: form, steps"),

@@ -216,6 +216,9 @@ def _check_model(run: Path, manifest: Mapping[str, Any]) -> None:
     saved = manifest.get("saved")
     if saved is None:
         raise _Fault(f"{MODEL} lies here, but the run saved no model")
+    strangers = {path.name for path in (run / MODEL).iterdir()} - saved["files"].keys()
+    if strangers:
+        raise _Fault(f"{MODEL}/{min(strangers)} was not saved by the run; move it or the whole folder away")
     for name, digest in saved["files"].items():
         path = run / MODEL / name
         if Path(name).name != name or not path.is_file() or sha256_file(path) != digest:

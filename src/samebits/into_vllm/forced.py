@@ -45,7 +45,8 @@ class ForcedTokens(BatchRows[tuple[list[int], list[int]]]):
                 # Rows still in their prefill are sampled too, and what they give is thrown away.
                 named[row] = wanted[min(len(produced), len(wanted) - 1)]
         # pinned, so that no step waits for the card
-        given = torch.tensor(named, dtype=drawn.dtype, pin_memory=drawn.is_cuda).to(drawn.device, non_blocking=True)
+        given = torch.tensor(named, dtype=drawn.dtype, device="cpu", pin_memory=drawn.is_cuda)
+        given = given.to(drawn.device, non_blocking=True)
         return torch.where(given == _DRAWN, drawn, given)
 
 

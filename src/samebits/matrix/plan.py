@@ -146,6 +146,8 @@ def _check(matrix: Matrix, file: Path) -> None:
         raise ValueError(f"{file}: a matrix has no run_dir, tensorboard or wandb; --matrix-dir says where records go")
     if matrix.form == "score" and job.replay_tokens is not None:
         raise ValueError(f"{file}: form score draws its own tokens; leave replay_tokens out, or use form train")
+    if matrix.form == "score" and job.save_model:
+        raise ValueError(f"{file}: form score keeps no model; leave save_model out, or use form train")
     for trainer, rollout in matrix.pairs:
         config = matrix.config(trainer, rollout)
         if matrix.form == "score" and set(config.cases.values()) != {"R/R"}:
