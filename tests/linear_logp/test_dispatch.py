@@ -313,9 +313,10 @@ def test_an_audit_of_values_that_are_no_numbers_can_be_written_down(value: float
 
     record = run_audit(provider).record()
     distance = (good(request()).logp.detach() + 7.0).abs()
+    distance[1] = 0.0
     json.dumps(record, allow_nan=False)
     assert record["audit"]["mismatches"] == 2 * ROWS
-    assert record["audit"]["max_abs_diff"] == pytest.approx(float(torch.cat([distance[:1], distance[2:]]).max()), rel=1e-6)
+    assert record["audit"]["max_abs_diff"] == pytest.approx(float(distance.max()), rel=1e-6)
     assert (record["backend"], record["contract"]) == (good(request()).backend_id, "plain.v1")
 
 

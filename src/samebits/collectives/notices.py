@@ -12,7 +12,7 @@ _LONGEST = 1000
 
 
 class Notices:
-    """Where the process that kept the store is gone, nothing is left there and nothing found: its end shows otherwise."""
+    """Where the process that kept the store is gone, nothing is left there and nothing found."""
 
     def __init__(self, group: dist.ProcessGroup, name: str) -> None:
         """`name` is the same on every rank and new in the group, so that what was left before is not found."""

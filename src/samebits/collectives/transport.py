@@ -176,7 +176,7 @@ def _share_device_memory(group: dist.ProcessGroup, timeout: float, capacity: int
 
 
 def _name(said: Sequence[bytes]) -> str:
-    """A name of this attachment, from what ranks said: a card, and behind it how many groups the rank attached before."""
+    """A name of this attachment from what ranks said: a card, and how many groups the rank attached before."""
     (number,) = _NUMBER.unpack_from(said[0], CARD_BYTES)
     return f"{Card.from_bytes(said[0][:CARD_BYTES]).pid}-{number}"
 
