@@ -79,6 +79,11 @@ def test_the_command_writes_records_and_a_plot(tmp_path: Path) -> None:
     assert (out.parent / "v1.2.svg").exists()
 
 
+def test_a_place_that_cannot_be_written_is_one_clear_error() -> None:
+    done = CliRunner().invoke(app, ["bench", "cpu", "--filter", "rotary", "--out", "/proc/nowhere/x"])
+    assert (done.exit_code, done.stderr) == (2, "error: No such file or directory: /proc/nowhere\n")
+
+
 def test_a_filter_that_matches_nothing_is_an_error() -> None:
     done = CliRunner().invoke(app, ["bench", "cpu", "--filter", "no such operator", "--seconds", "0"])
     assert done.exit_code == 2

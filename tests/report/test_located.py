@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from samebits.cli.located import show
 from samebits.evidence.verdict import Verdict
 from samebits.locate.result import Located, SideFacts, Where
 from samebits.report.located import located_section
@@ -35,6 +38,16 @@ def test_what_was_located_is_on_the_page() -> None:
     assert "<code>a.B&lt;c&gt;</code>, does not give the contract&#x27;s bits" in html
     assert "a &amp; b" in html
     assert "python -m pytest locate/test_repro.py" in html
+
+
+def test_a_narrow_terminal_shows_all_of_a_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    name = "samebits.into_megatron.modules.StrictNorm"
+    side = SideFacts(route="R", implementation=name, parameters={"eps": 1e-06}, gives_the_contract=True)
+    show(Located(verdict=Verdict.DIFFERENT, summary="differs", trainer=side, rollout=side))
+    assert capsys.readouterr().out.count(f" {name} ") == 2
 
 
 def test_another_record_is_left_out() -> None:

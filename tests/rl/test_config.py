@@ -45,6 +45,9 @@ def test_the_printed_configuration_explains_every_setting() -> None:
     ("settings", "message"),
     [
         ({"num_rolout": 3}, "unknown key 'num_rolout'; did you mean 'num_rollout'?"),
+        ({"learning_rate": 3}, "unknown key 'learning_rate'; did you mean 'lr'?"),
+        ({"lora": 3}, "unknown key 'lora'; known: case, "),
+        ({"case": "X/Y"}, "got 'X/Y'$"),
         ({"zzz": 3}, "unknown key 'zzz'; known: case, "),
         ({"device": "gpu"}, "device: Input should be 'cpu' or 'cuda', got 'gpu'"),
         ({"weight_transfer": "cuda_ipc"}, "weight_transfer cuda_ipc needs both sides on GPUs"),

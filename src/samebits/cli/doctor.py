@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import os
 import platform
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +29,21 @@ SECONDS = 10.0
 
 def doctor_command(as_json: bool, seconds: float = SECONDS) -> int:
     """Prints what is here; 0 when all that `samebits run` needs is installed and the self-check holds, else 2."""
-    found = examine(seconds)
+    with _quiet():
+        found = examine(seconds)
     typer.echo(json.dumps(found) if as_json else "\n".join(_lines(found)))
     return 2 if found["missing"] or found["engines_refused"] or found["self_check"]["wrong"] else 0
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """While engines are imported: what they warn of would stand between the lines of an answer to the same question."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:

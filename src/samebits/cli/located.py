@@ -9,7 +9,7 @@ from rich.table import Table
 
 from samebits.locate.result import Located
 from samebits.locate.values import RowDifference
-from samebits.report.terminal import COLOURS
+from samebits.report.terminal import COLOURS, print_whole
 
 _BAR = 30
 
@@ -24,7 +24,7 @@ def show(found: Located) -> None:
     if where is not None and where.tokens_differing:
         console.print(f"  {where.tokens_differing} of {where.tokens_compared} tokens differ there")
     if found.trainer is not None and found.rollout is not None:
-        console.print(_sides(found))
+        print_whole(_sides(found), console)
     for difference in found.differences[:3]:
         _values(console, difference)
     if len(found.differences) > 3:

@@ -11,17 +11,36 @@ from typing import Annotated, Optional
 
 import typer
 
+from samebits import __version__
+
 app = typer.Typer(
     name="samebits",
     help="The same log-probability bits in the engine that generates tokens and the one that trains on them.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its tables cut long flags off where a terminal is narrow
 )
 contract_app = typer.Typer(help="What is promised.", no_args_is_help=True)
 app.add_typer(contract_app, name="contract")
 bench_app = typer.Typer(help="What it costs.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"samebits {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def door(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """What may stand before a command."""
+
 
 # typer reads these annotations at run time, where `X | None` of a string annotation also works from 3.10 on.
 Text = Optional[str]  # noqa: UP045
@@ -33,7 +52,7 @@ Switch = Optional[bool]  # noqa: UP045
 RUN_OWN = ("context", "config", "matrix", "matrix_dir", "print_config", "debug")
 
 
-@app.command()
+@app.command(short_help="Train by RL and compare every log-probability, bit by bit.")
 def run(
     context: typer.Context,
     config: Annotated[Optional[Path], typer.Option(help="TOML file; flags override it.")] = None,  # noqa: UP045
@@ -115,7 +134,10 @@ def run(
     raise typer.Exit(run_command(flags, config, print_config, debug, matrix, matrix_dir))
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(
+    short_help="Which module makes the difference: one job, arm by arm.",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
 def ablate(
     context: typer.Context,
     config: Annotated[Optional[Path], typer.Option(help="TOML file; flags override it.")] = None,  # noqa: UP045
@@ -167,7 +189,7 @@ def verify(
     raise typer.Exit(found.verdict.exit_code)
 
 
-@app.command()
+@app.command(short_help="Name the first boundary, layer and token that differ, and why.")
 def locate(
     context: typer.Context,
     run: Annotated[Optional[Path], typer.Argument(help="A run directory.")] = None,  # noqa: UP045
@@ -231,7 +253,7 @@ def _refuse_idle(context: typer.Context, names: Iterable[str]) -> None:
             raise typer.BadParameter(f"--{name.replace('_', '-')} means nothing {where}: leave it out")
 
 
-@app.command()
+@app.command(short_help="Render the page of a run, an ablation, or several runs.")
 def report(
     runs: Annotated[list[Path], typer.Argument(help="A run, an ablation, or several runs to compare.")],
     out: Annotated[Optional[Path], typer.Option(help="The page; RUN/report.html or comparison.html.")] = None,  # noqa: UP045
@@ -246,7 +268,7 @@ def report(
         raise typer.Exit(_complain(error)) from error
 
 
-@app.command()
+@app.command(short_help="What is installed here, and whether its bits are right.")
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     seconds: Annotated[float, typer.Option(min=0, help="For the self-check of bits; 0: none.")] = 10.0,
@@ -281,7 +303,7 @@ def contract_docs(
     raise typer.Exit(docs_command(folder))
 
 
-@bench_app.command("cpu")
+@bench_app.command("cpu", short_help="Each operator beside PyTorch's own on the same work.")
 def bench_cpu(
     threads: Annotated[int, typer.Option(min=0, max=1024, help="Threads of both sides; 0: all cores.")] = 0,
     seconds: Annotated[float, typer.Option(min=0, help="Time per comparison.")] = 2.0,
@@ -293,7 +315,11 @@ def bench_cpu(
     """Measure each operator beside PyTorch's own on the same work; a ratio above 1 means samebits is faster."""
     from samebits.cli.bench import bench_command
 
-    raise typer.Exit(bench_command(threads, seconds, only, out, matrix_unit, show_list))
+    try:
+        code = bench_command(threads, seconds, only, out, matrix_unit, show_list)
+    except OSError as error:
+        code = _complain(error)
+    raise typer.Exit(code)
 
 
 def _complain(error: Exception) -> int:

@@ -15,6 +15,7 @@ from rich.table import Table
 from samebits.evidence.verdict import Verdict
 from samebits.matrix import Matrix, read_matrix, run_matrix
 from samebits.matrix.record import RECORD, TABLE, columns, rows
+from samebits.report.terminal import print_whole
 
 
 def matrix_command(file: Path, folder: Path | None, flags: Mapping[str, Any]) -> int:
@@ -24,9 +25,7 @@ def matrix_command(file: Path, folder: Path | None, flags: Mapping[str, Any]) ->
     matrix = read_matrix(file, flags)
     folder = folder or Path("runs") / f"matrix-{file.stem}"
     record = run_matrix(matrix, folder, parts(), lambda line: typer.echo(line, err=True))
-    console = Console(highlight=False)
-    # Where nobody sets a width, a table is better cut by the reader than folded by us.
-    console.print(table(record), width=max(console.width, 140))
+    print_whole(table(record), Console(highlight=False))
     typer.echo(conclusion(matrix, record))
     typer.echo(f"records: {folder / RECORD}, {folder / TABLE}")
     return Verdict(record["verdict"]).exit_code

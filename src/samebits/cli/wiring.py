@@ -73,7 +73,7 @@ def engine_arguments(config: RunConfig, inputs: Inputs, contract: RunContract, i
     if length > limit:
         raise ValueError(
             f"max_prompt_length {config.max_prompt_length} + max_response_length "
-            f"{config.max_response_length} exceed the model's {limit} positions"
+            f"{config.max_response_length} exceed the model's {limit} positions: lower one of them"
         )
     check_cache(shape, config.rollout_tp, length, config.kv_cache_gib)
     return (

@@ -82,16 +82,21 @@ def _ablation(folder: Path, console: Console) -> None:
     print_views(found.table.get("views", {}), console)
 
 
+def print_whole(table: Table, console: Console) -> None:
+    """A table of any width: a cut-off name or number is worse than a line that the terminal breaks."""
+    wide = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+    console.width = max(console.width, wide)
+    console.print(table)
+
+
 def print_views(views: Mapping[str, Sequence[Mapping[str, Any]]], console: Console) -> None:
-    """The tables of an ablation. A cut-off number is worse than a line that the terminal breaks."""
+    """The tables of an ablation."""
     for view, rows in views.items():
         table = Table(*HEAD, title=TITLES[view], box=SIMPLE, pad_edge=False, title_justify="left")
         for column in table.columns[5:]:
             column.justify = "right"
         for row in rows:
             table.add_row(*cells(row))
-        wide = Measurement.get(console, console.options.update(max_width=1000), table).maximum
-        console.width = max(console.width, wide)
-        console.print(table)
+        print_whole(table, console)
         for note in notes(rows):
             console.print(note, markup=False, soft_wrap=True)

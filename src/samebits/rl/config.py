@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -269,7 +270,10 @@ def _read_toml(file: Path) -> dict[str, Any]:
 
 
 def _nearest(key: str) -> str:
-    close = difflib.get_close_matches(key, RunConfig.model_fields, n=1, cutoff=0.5)
+    """Which key was meant: one spelt alike, or one whose explanation begins like this (`learning_rate`: lr)."""
+    words = re.escape(key.replace("_", " ")) + r"\b"
+    explained = [name for name, field in RunConfig.model_fields.items() if re.match(words, str(field.description))]
+    close = explained or difflib.get_close_matches(key, RunConfig.model_fields, n=1, cutoff=0.7)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(RunConfig.model_fields)}"
 
 
@@ -282,7 +286,7 @@ def _explain(error: ValidationError) -> str:
         key = str(problem["loc"][0])
         text = f"{key}: {problem['msg']}, got {problem['input']!r}"
         if key == "case" or key.endswith("_case"):
-            close = difflib.get_close_matches(str(problem["input"]).upper(), get_args(Case), n=1, cutoff=0.3)
+            close = difflib.get_close_matches(str(problem["input"]).upper(), get_args(Case), n=1, cutoff=0.6)
             text += f"; did you mean {close[0]!r}?" if close else ""
         problems.append(text)
     return "; ".join(problems)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,11 +28,17 @@ class Inputs:
 
     def fingerprints(self) -> dict[str, Any]:
         """Per input, its path and the sha256 of each of its files."""
+        places = {
+            "model": self.model,
+            "reference": self.reference,
+            "prompts": self.prompts,
+            "held_out": self.held_out,
+        }
+        files = {path: _files(path) for path in places.values() if path}
+        digests = file_digests({file for held in files.values() for file in held})
         return {
-            "model": _fingerprint(self.model),
-            "reference": _fingerprint(self.reference),
-            "prompts": _fingerprint(self.prompts),
-            "held_out": _fingerprint(self.held_out) if self.held_out else None,
+            key: {"path": str(path), "files": {file.name: digests[file] for file in files[path]}} if path else None
+            for key, path in places.items()
         }
 
 
@@ -113,14 +119,13 @@ def model_constants(model: Path, config: RunConfig) -> dict[str, object]:
     return {**contract.model_constants(read_object(model / "config.json")), **sampling}
 
 
-def _fingerprint(path: Path) -> Mapping[str, Any]:
-    return {"path": str(path), "files": file_digests(sorted(path.glob("*")) if path.is_dir() else [path])}
+def _files(path: Path) -> list[Path]:
+    return [file for file in sorted(path.glob("*")) if file.is_file()] if path.is_dir() else [path]
 
 
-def file_digests(paths: Iterable[Path]) -> dict[str, str]:
-    """The sha256 of each file among these paths, by its name."""
-    files = [path for path in paths if path.is_file()]
-    # a core reads about a GB/s: the parts of a large checkpoint are hashed side by side
+def file_digests(files: Iterable[Path]) -> dict[Path, str]:
+    """The sha256 of each of these files."""
+    files = list(files)
+    # a core reads about a GB/s: the parts of large checkpoints are hashed side by side
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        digests = pool.map(sha256_file, files)
-        return {file.name: digest for file, digest in zip(files, digests, strict=True)}
+        return dict(zip(files, pool.map(sha256_file, files), strict=True))

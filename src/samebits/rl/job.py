@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,9 +130,11 @@ def run_job(config: RunConfig, parts: Parts, watch: Watcher = lambda event: None
         if config.save_model:
             manifest["saved"] = save_model(trainer, version, ready.inputs.model, run.path / MODEL)
         routes = [*trainer.proof(), *rollout.proof()]
-        close(rollout.group, trainer.group)
-        after = watched(resolve_inputs(config))
-        return record.seal(config.num_rollout, routes, {**manifest, "after": after})
+        with ThreadPoolExecutor(1) as aside:
+            # nobody reads them any more: large models are hashed while both sides' processes end
+            after = aside.submit(lambda: watched(resolve_inputs(config)))
+            close(rollout.group, trainer.group)
+        return record.seal(config.num_rollout, routes, {**manifest, "after": after.result()})
 
 
 def _held_out(config: RunConfig, inputs: Inputs, tokenizer: ChatTokenizer) -> PromptSet | None:

@@ -35,5 +35,9 @@ def save_model(trainer: TrainerSide, version: WeightVersion, source: Path, targe
     # safetensors lets nobody but the owner read what it writes
     shutil.copymode(partial / "config.json", partial / "model.safetensors")
     partial.rename(target)
-    files = file_digests(sorted(target.iterdir()))
-    return {"version": version.counter, "digest": version.digest, "files": files}
+    digests = file_digests(sorted(target.iterdir()))
+    return {
+        "version": version.counter,
+        "digest": version.digest,
+        "files": {file.name: digest for file, digest in digests.items()},
+    }
