@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from samebits.trace.points import Point
@@ -36,9 +37,12 @@ def encode_traces(sides: Mapping[str, SideTrace]) -> bytes:
 
 
 def read_traces(path: Path) -> dict[str, SideTrace]:
-    """What `encode_traces` wrote, by side. Raises ValueError for names that are none of its own, OSError."""
+    """What `encode_traces` wrote, by side. Raises ValueError for anything else, OSError."""
     sides: dict[str, SideTrace] = {}
-    tensors = load(path.read_bytes())
+    try:
+        tensors = load(path.read_bytes())
+    except SafetensorError as error:
+        raise ValueError(f"{path.name}: no readable trace: {error}") from error
     for name in tensors:
         side, at, dtype, kind = (*name.split("/"), "", "", "")[:4]
         layer, _, label = at.partition(".")
@@ -48,10 +52,20 @@ def read_traces(path: Path) -> dict[str, SideTrace]:
             continue
         trace, point = sides.setdefault(side, SideTrace()), Point(int(layer), label)
         start = name.removesuffix("tokens")
-        tokens = [Token(*pair) for pair in tensors[name].tolist()]
-        digests = tensors[f"{start}digests"].view(np.uint64).tolist()
+        places, digests, rows = (tensors.get(f"{start}{kind}") for kind in ("tokens", "digests", "rows"))
+        if not _fit(places, digests, rows):
+            raise ValueError(f"{path.name}: {start}... are not the tokens and digests of a trace")
+        tokens = [Token(*pair) for pair in places.tolist()]
         trace.dtypes[point] = dtype
-        trace.digests[point] = dict(zip(tokens, digests, strict=True))
-        if f"{start}rows" in tensors:
-            trace.rows[point] = dict(zip(tokens, tensors[f"{start}rows"], strict=True))
+        trace.digests[point] = dict(zip(tokens, digests.view(np.uint64).tolist(), strict=True))
+        if rows is not None:
+            trace.rows[point] = dict(zip(tokens, rows, strict=True))
     return sides
+
+
+def _fit(places: Any, digests: Any, rows: Any) -> bool:
+    """Whether these are arrays of one point; `rows` may be None."""
+    if places is None or digests is None or {places.dtype, digests.dtype} != {np.dtype(np.int64)}:
+        return False
+    count = len(places)
+    return places.shape == (count, 2) and digests.shape == (count,) and (rows is None or len(rows) == count)
