@@ -18,10 +18,12 @@ from safetensors.numpy import load, save
 from samebits.trace.points import Point
 from samebits.trace.side import SideTrace, Token
 
+_Array = np.ndarray[Any, Any]
+
 
 def encode_traces(sides: Mapping[str, SideTrace]) -> bytes:
     """The file's bytes."""
-    tensors: dict[str, np.ndarray[Any, Any]] = {}
+    tensors: dict[str, _Array] = {}
     for side, trace in sides.items():
         for point, digests in trace.digests.items():
             start = f"{side}/{point}/{trace.dtypes[point]}"
@@ -53,7 +55,7 @@ def read_traces(path: Path) -> dict[str, SideTrace]:
         trace, point = sides.setdefault(side, SideTrace()), Point(int(layer), label)
         start = name.removesuffix("tokens")
         places, digests, rows = (tensors.get(f"{start}{kind}") for kind in ("tokens", "digests", "rows"))
-        if not _fit(places, digests, rows):
+        if places is None or digests is None or not _fit(places, digests, rows):
             raise ValueError(f"{path.name}: {start}... are not the tokens and digests of a trace")
         tokens = [Token(*pair) for pair in places.tolist()]
         trace.dtypes[point] = dtype
@@ -63,9 +65,8 @@ def read_traces(path: Path) -> dict[str, SideTrace]:
     return sides
 
 
-def _fit(places: Any, digests: Any, rows: Any) -> bool:
-    """Whether these are arrays of one point; `rows` may be None."""
-    if places is None or digests is None or {places.dtype, digests.dtype} != {np.dtype(np.int64)}:
-        return False
+def _fit(places: _Array, digests: _Array, rows: _Array | None) -> bool:
+    """Whether these are arrays of one point."""
     count = len(places)
-    return places.shape == (count, 2) and digests.shape == (count,) and (rows is None or len(rows) == count)
+    shapes = (places.shape, digests.shape) == ((count, 2), (count,)) and (rows is None or len(rows) == count)
+    return shapes and {places.dtype, digests.dtype} == {np.dtype(np.int64)}
