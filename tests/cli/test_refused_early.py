@@ -148,6 +148,7 @@ ELSEWHERE = {
     ("ablate", "--kv-cache-gib", "0.001", "--arm", "M000"): "kv_cache_gib 0.001: one sequence",
     ("ablate", "--train-cp", "2", "--arm", "M000"): "no context parallelism",
     ("locate", "--trainer-model", "preset:arithmetic", "--trainer-tp", "3"): "train_tp 3 is not a power of two",
+    ("locate", "--trainer-model", "preset:arithmetic", "--trainer-case", "ffn=R,ffn=P"): "module=route, each once",
     ("locate", "--trainer-model", "preset:arithmetic", "--temperature", "5"): "temperature 5.0 is above 2",
     (
         "locate",
