@@ -56,7 +56,8 @@ class Matrix:
         try:
             return load_config(settings)
         except ValueError as error:
-            raise ValueError(f"layout {' with '.join(filter(None, (trainer, rollout)))}: {error}") from error
+            names = " with ".join(filter(None, (trainer, rollout)))
+            raise ValueError(f"{f'layout {names}' if names else 'job'}: {error}") from error
 
     @property
     def max_tp(self) -> int:
@@ -67,7 +68,8 @@ class Matrix:
             for one in self.layouts[side].values()
             if isinstance(one.get(f"{_PREFIX[side]}tp", 1), int)
         ]
-        return int(self.job.get("max_tp") or max(sizes))
+        # A size that is no power of two is refused where it stands, in its layout.
+        return int(self.job.get("max_tp") or 1 << (max(sizes) - 1).bit_length())
 
 
 def read_matrix(file: Path, flags: Mapping[str, Any]) -> Matrix:
