@@ -136,11 +136,20 @@ def reference_workload(data: Data) -> str:
         "0.001, seeds 1234, two engines, weights by CUDA IPC (`benchmarks/reference_workload.py`). "
         "All arms produce the first one's tokens again, so lengths are equal. `s a step` and `tokens/GPU/s` leave out "
         "the first step, `raw` has it in.",
-        origin(data),
+        f"{origin(data)}{_other_commits(data)}",
         table(head, rows),
         "Seconds of each step, by phase:",
         table(["arm", *phases], by_phase),
     ))  # fmt: skip
+
+
+def _other_commits(data: Data) -> str:
+    """Which arms ran another commit than the last one's."""
+    others: dict[str, list[str]] = {}
+    for record in data["records"]:
+        if record["commit"] != data["origin"]["commit"]:
+            others.setdefault(record["commit"], []).append(record["arm"])
+    return "".join(f" Of commit `{commit[:12]}`: {', '.join(names)}." for commit, names in others.items())
 
 
 def _tokens_per_gpu_s(record: Data) -> float:

@@ -191,6 +191,7 @@ def main() -> None:
         longest = max(longest, record["seconds_in_all"])
         print(f"{arm.name}: {record['verdict']}, {record['seconds_per_step']:.2f} s a step", flush=True)
         held = [other for other in held if other["arm"] != arm.name] + [record]
+        held.sort(key=lambda r: names.index(r["arm"]))
         save(name, {**about, "published": PUBLISHED, "records": held})
 
 

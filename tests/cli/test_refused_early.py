@@ -18,6 +18,7 @@ from samebits.rl.inputs import resolve_inputs
 from samebits.rl.job import run_job
 from samebits.rl.recorded import RecordedTokens
 from samebits.testing.runs import write_run
+from samebits.testing.tiny_models import write_tiny_model
 from samebits.timeline.types import Prompt
 
 SMALL = {"global_batch_size": 4, "samples_per_prompt": 4, "eval_interval": 0}
@@ -141,12 +142,54 @@ def test_ablations_and_traces_leave_no_folder_either(
 
 @pytest.mark.parametrize(
     "words",
-    [("run", "--max-tokens", "3"), ("run", "--trainer-model", "x"), ("--trainer-model", "x", "--token", "3")],
+    [
+        ("run", "--max-tokens", "3"),
+        ("run", "--trainer-model", "x"),
+        ("--trainer-model", "x", "--token", "3"),
+        ("--trainer-model", "x", "--prompt-ids", "5", "--prompt", "Hello"),
+        ("--trainer-model", "x", "--response-ids", "5", "--seed", "3"),
+        ("--trainer-model", "x", "--response-ids", "5", "--max-tokens", "3"),
+    ],
 )
 def test_an_option_of_locate_that_would_be_idle(words: tuple[str, ...]) -> None:
     done = CliRunner().invoke(app, ["locate", *words])
     assert done.exit_code == 2
     assert f"{words[-2]} means nothing" in done.stderr
+
+
+OTHER_SIZES = {
+    "num_hidden_layers": "layers 2, the rollout side's 3",
+    "intermediate_size": "ffn 96, the rollout side's 3",
+}
+
+
+@pytest.mark.parametrize("size", OTHER_SIZES)
+def test_models_of_other_sizes_have_nothing_to_compare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str
+) -> None:
+    monkeypatch.setattr("samebits.cli.locate.prepare", lambda: None)
+    models = [write_tiny_model(tmp_path / "a"), write_tiny_model(tmp_path / "b", **{size: 3})]
+    words = ["--trainer-model", str(models[0]), "--rollout-model", str(models[1]), "--prompt-ids", "1,2"]
+    done = CliRunner().invoke(app, ["locate", *words, "--out", str(tmp_path / "out")])
+    assert (done.exit_code, (tmp_path / "out").exists()) == (2, False)
+    assert OTHER_SIZES[size] in done.stderr
+
+
+@pytest.mark.parametrize("text", ["[1]", "{}", '{"config": {}, "contract": {"content": {}}, "inputs": {"model": 1}}'])
+def test_a_manifest_that_is_none_is_no_run_to_locate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr("samebits.cli.locate.prepare", lambda: None)
+    write_run(tmp_path / "run")
+    (tmp_path / "run/manifest.json").write_text(text)
+    done = CliRunner().invoke(app, ["locate", str(tmp_path / "run")])
+    assert done.exit_code == 2
+    assert "manifest.json is no manifest of a run" in done.stderr
+
+
+def test_a_folder_is_no_name_of_a_benchmark_s_files() -> None:
+    done = CliRunner().invoke(app, ["bench", "cpu", "--out", "."])
+    assert (done.exit_code, "give the name of its files too" in done.stderr) == (2, True)
 
 
 class Recorded:

@@ -23,6 +23,7 @@ from samebits.collectives import (
     scatter_rows,
     select_owner,
     tree_all_reduce,
+    tree_all_reduce_bf16,
     tree_reduce_scatter,
 )
 from samebits.testing.ranks import Rank, run_ranks
@@ -87,6 +88,11 @@ def everything(me: Rank, group: ProcessGroup) -> dict[str, Tensor]:
         "kept": kept.detach(),
         "grad_kept": grad_kept,
         "ragged": torch.cat(ragged),
+        "no rows": gather_states(torch.empty(0, 5), group),
+        "no columns": all_gather_rows(torch.empty(3, 0, dtype=torch.int64), group),
+        "nothing summed": tree_all_reduce(torch.empty(0, 4), group),
+        "nothing rounded": tree_all_reduce_bf16(torch.empty(0, 4), group, torch.ones(4).bfloat16()),
+        "no share": tree_reduce_scatter(torch.empty(0, 4), group),
     }
 
 
@@ -138,6 +144,15 @@ def test_moves_keep_every_bit(four: list[dict[str, Tensor]]) -> None:
         assert_same(rank["bytes"], expected, "all_gather_rows")
         assert rank["states"].tolist() == [[2**62 + r, -r] for r in range(4)]
         assert_same(rank["ragged"], torch.cat([partial_of(r)[: 3 + r] for r in range(4)]), "gather_ragged")
+
+
+def test_nothing_is_carried_too(four: list[dict[str, Tensor]]) -> None:
+    shapes = {
+        "no rows": (4, 0, 5), "no columns": (12, 0), "nothing summed": (0, 4), "nothing rounded": (0, 4),
+        "no share": (0, 4),
+    }  # fmt: skip
+    for rank in four:
+        assert {name: tuple(rank[name].shape) for name in shapes} == shapes
 
 
 def test_owner_rows_are_copied(four: list[dict[str, Tensor]]) -> None:

@@ -110,6 +110,51 @@ def test_trouble_in_one_group_reaches_the_ranks_of_another(tmp_path: Path, trans
         assert outcomes[rank].seconds < 20.0
 
 
+@pytest.mark.parametrize("transport", HOST_TRANSPORTS)
+def test_how_far_ranks_came_in_an_earlier_attachment_does_not_count(tmp_path: Path, transport: str) -> None:
+    def program(rank: int, pids: list[int]) -> str:
+        group = join(rank, 2, tmp_path / "rendezvous")
+        attach(group, transport, timeout=60.0)  # type: ignore[arg-type]
+        for turn in range(3):
+            if turn == rank:
+                time.sleep(0.3)  # so that the other one looks around, and says where it waits
+            gather_states(torch.ones(1), group)
+        detach(group)
+        attach(group, transport, timeout=0.3)  # type: ignore[arg-type]
+        if rank == 1:
+            time.sleep(1.0)
+        error = attempt(lambda: gather_states(torch.ones(1), group))
+        time.sleep(1.0)  # a store lives as long as the processes that use it
+        return error
+
+    outcomes = fork_ranks(2, program)
+    assert [o.error for o in outcomes] == [""] * 2
+    assert outcomes[0].value.startswith("RankLate: rank 1 (process "), outcomes[0]
+
+
+def test_the_end_of_the_rank_that_kept_the_store_is_named(tmp_path: Path) -> None:
+    def program(rank: int, pids: list[int]) -> str:
+        file = tmp_path / "port"
+        keeper = dist.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False) if rank == 0 else None
+        if keeper is not None:
+            file.with_suffix(".new").write_text(str(keeper.port))
+            file.with_suffix(".new").rename(file)
+        while not file.exists():
+            time.sleep(0.01)
+        store = keeper or dist.TCPStore("127.0.0.1", int(file.read_text()), 2, False)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+        group = dist.group.WORLD
+        assert group is not None
+        attach(group, "gloo", timeout=20.0)
+        gather_states(torch.ones(1), group)
+        if rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return attempt(lambda: gather_states(torch.ones(1), group))
+
+    outcomes = fork_ranks(2, program)
+    assert outcomes[1].value.startswith("RankLost: rank 0 (process "), outcomes[1]
+
+
 def test_three_ranks_are_refused_before_anything_is_sent(tmp_path: Path) -> None:
     def program(rank: int, pids: list[int]) -> list[str]:
         group = join(rank, 3, tmp_path / "rendezvous")

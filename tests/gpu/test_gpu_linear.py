@@ -188,6 +188,12 @@ def test_the_vendor_serves_certified_shapes_only(monkeypatch) -> None:
         assert vendor.product(x, weight, y)
         assert_same(y, want)
         assert_same(linear(x, weight), want)
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        try:
+            assert not vendor.product(x, weight, y), "certified under another setting"
+        finally:
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
+        assert vendor.product(x, weight, y)
     assert not vendor.product(x[:100], weight, y[:100])
     mm = torch.mm
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from samebits.bits import assert_same
-from samebits.ops.sample import reference, sample_and_logprob
+from samebits.ops.logprob import logprob, score
+from samebits.ops.sample import draw, reference, sample_and_logprob
 from samebits.ops.sample_support import Limits, kept_logprob, sample_kept, sample_support
 
 pytestmark = pytest.mark.skipif(
@@ -67,6 +68,22 @@ def test_supports_draws_and_scores_under_limits_are_the_definitions(columns: int
     targets = torch.stack([expected, expected.flip(0)], dim=1)
     scores = kept_logprob(there[0], targets.cuda(), warm.cuda(), kept)
     assert_same(scores.cpu(), kept_logprob(logits, targets, warm, want, backend="reference"), "scores")
+
+
+def test_neither_a_draw_nor_a_score_waits_for_the_card() -> None:
+    logits, temperature, *keys = (t.cuda() for t in draws(2047, 3.0))
+    tokens, logp = draw(logits, temperature, *keys)
+    warm = torch.where(temperature > 0, temperature, 1.0)
+    scores = score(logits, tokens, warm)  # kernels are compiled and loaded now
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        draw(logits, temperature, *keys)
+        score(logits, tokens, warm)
+        with pytest.raises(RuntimeError, match="synchronizing"):
+            logprob(logits, tokens, warm)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert_same(scores, logp, "scores of what was drawn")
 
 
 def test_another_seed_is_noticed() -> None:

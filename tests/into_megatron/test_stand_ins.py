@@ -17,6 +17,7 @@ def stand_ins_program(me: Rank, model: str) -> dict[str, Tensor]:
     from samebits.into_megatron import cpu_stand_ins
     from samebits.into_megatron.config import TrainerConfig
     from samebits.into_megatron.trainer import TrainerRank
+    from samebits.linear_logp import ProviderRejected
     from samebits.patching import census
 
     patches = (*cpu_stand_ins.RESIDENT, *cpu_stand_ins.MODEL_SETUP, *cpu_stand_ins.OPTIMIZER_SETUP)
@@ -28,9 +29,14 @@ def stand_ins_program(me: Rank, model: str) -> dict[str, Tensor]:
     assert [patch.in_place() for patch in patches] == [True] * 6 + [False] * 3
     assert torch.zeros(1).type() == "torch.FloatTensor"
     trainer.close()
+    trainer.close()
 
     assert not any(patch.in_place() for patch in patches)
     assert [patch.symbol.resolve() for patch in patches] == before
+    with pytest.raises(ProviderRejected, match="is unavailable"):
+        TrainerRank(TrainerConfig(model=model, linear_logp_provider="nowhere.to.be.found"), me.rank)
+    assert [patch.symbol.resolve() for patch in patches] == before, "one that did not start leaves nothing either"
+    assert not torch.distributed.is_initialized()
     assert "type" not in vars(torch.Tensor), "an inherited method must be inherited again"
     with cpu_stand_ins.in_place(cpu_stand_ins.OPTIMIZER_SETUP):
         assert torch.zeros(1, dtype=torch.bfloat16).type() == "torch.cuda.BFloat16Tensor"
@@ -63,6 +69,7 @@ def refusals_program(me: Rank, model: str) -> dict[str, Tensor]:
         "sample 3/1/4: token ids must be in [0, 101)": TrainSample(key, (1, 2, 101), 1, 1.0, (0, 0)),
         "sample 3/1/4: prompt of 0 in a sequence of 3": TrainSample(key, (1, 2, 3), 0, 1.0, (0, 0, 0)),
         "at most 256 tokens in all": TrainSample(key, (1,) * 257, 1, 1.0, (0,) * 256),
+        "no sample has a response token": TrainSample(key, (1, 2, 3), 3, 1.0, ()),
         "1 rollout log-probabilities for 2 response tokens": TrainSample(key, (1, 2, 3), 1, 1.0, (0,)),
     }
     for message, sample in samples.items():

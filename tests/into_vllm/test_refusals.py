@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -110,10 +111,32 @@ def test_requests_that_vllm_would_change_are_refused(strict: Engine) -> None:
         ({"temperature": 0.001}, "would be raised to 0.01"),
         ({"max_tokens": 500}, "does not fit max_model_len 128"),
         ({"seed": -1}, "unsigned 64-bit"),
+        ({"prompt_ids": (3, QWEN3["vocab_size"])}, "token ids must be in"),
+        ({"prompt_ids": (3, -1)}, "token ids must be in"),
     ):
         with pytest.raises(ValueError, match=words):
             strict("generate", one(**changes))
     assert len(strict("generate", one())) == 1
+
+
+def test_a_refused_request_leaves_none_of_its_batch_behind(strict: Engine) -> None:
+    """They would be answered under the names of later ones."""
+    requests = make_requests(3, tokens=12)
+    before = strict("generate", requests)
+    refused = dataclasses.replace(requests[0], seed=-1)
+    with pytest.raises(ValueError, match="unsigned 64-bit"):
+        strict("generate", [make_requests(3, tokens=40)[2], refused])
+    assert strict("generate", requests) == before
+
+
+def test_a_recording_that_nobody_took_ends_with_the_next(strict: Engine) -> None:
+    quiet = strict("kernels")
+    strict("watch", {0: 44})
+    assert strict("kernels") != quiet
+    strict("watch", {0: 44})
+    strict("generate", make_requests(1, tokens=4))
+    assert strict("watched")[0]
+    assert strict("kernels") == quiet
 
 
 def test_a_mixed_case_routes_group_by_group(home: Path, tiny: Path) -> None:

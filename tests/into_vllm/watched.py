@@ -53,8 +53,8 @@ class WatchedEngine(RolloutEngine):
             self._count = 0
         return self._seen
 
-    def _params(self, name: str, request: GenerateRequest) -> Any:
-        params = super()._params(name, request)
+    def _params(self, number: int, request: GenerateRequest) -> Any:
+        params = super()._params(number, request)
         params.logprobs = self._count
         params.presence_penalty = self._penalty
         return params
@@ -76,6 +76,10 @@ class WatchedEngine(RolloutEngine):
             tuple([column[part] for part in parts] for column in (flat.token_ids, flat.logprobs, flat.ranks))
         )
         return None
+
+    def kernels(self) -> str:
+        """What the straight decoder calls its kernels through."""
+        return str(self._engine.collective_rpc(lambda worker: repr(worker.model_runner.model.samebits.decoder.kernels)))
 
     def sockets(self) -> str:
         """The folder of the sockets of vLLM's processes."""

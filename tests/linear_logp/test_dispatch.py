@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -301,6 +302,22 @@ def test_audit_returns_native_and_records_the_difference() -> None:
 def test_audit_sees_equal_bits() -> None:
     dispatch = run_audit(lambda asked: good(asked, logp=native(asked)[0]))
     assert (dispatch.audits[0].elements, dispatch.audits[0].mismatches) == (ROWS, 0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_audit_of_values_that_are_no_numbers_can_be_written_down(value: float) -> None:
+    def provider(asked: LinearLogpRequest) -> LinearLogpResult:
+        logp = good(asked).logp.detach().clone()
+        logp[1] = value
+        return good(asked, logp=logp)
+
+    record = run_audit(provider).record()
+    distance = (good(request()).logp.detach() + 7.0).abs()
+    distance[1] = 0.0
+    json.dumps(record, allow_nan=False)
+    assert record["audit"]["mismatches"] == 2 * ROWS
+    assert record["audit"]["max_abs_diff"] == pytest.approx(float(distance.max()), rel=1e-6)
+    assert (record["backend"], record["contract"]) == (good(request()).backend_id, "plain.v1")
 
 
 def test_audit_draws_no_random_number() -> None:

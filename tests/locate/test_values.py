@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -43,6 +46,17 @@ def test_a_value_that_is_no_number_is_the_worst() -> None:
     assert found is not None
     assert found.worst.ulps is None
     assert found.histogram["not a number"] == 1
+
+
+def test_where_no_difference_is_a_number_there_is_no_largest_one() -> None:
+    left, right = bits(1.0, float("inf"), float("nan")), bits(1.0, 2.0, 3.0)
+    found = compare_rows("x", "float32", left, right)
+    assert found is not None
+    assert (found.count, found.max_abs) == (2, None)
+    json.dumps(dataclasses.asdict(found), allow_nan=False)
+    some = compare_rows("x", "float32", left, right + bits(0.0, 0.0, 0.0) + np.array([1, 0, 0], dtype=np.int32))
+    assert some is not None
+    assert some.max_abs == pytest.approx(2**-23)
 
 
 def test_values_that_were_rounded_to_bfloat16_are_recognised() -> None:

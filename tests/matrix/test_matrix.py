@@ -124,7 +124,6 @@ def run(file: Path, *words: str) -> tuple[int, str]:
 EDITS = [
     ("train_tp = 2", "train_tp = 3", "layout tp2-sp with tp1: train_tp 3 is not a power of two", "2 and 4"),
     ("rollout_tp = 4", "rollout_tp = 6", "layout tp1 with tp4: rollout_tp 6 is not a power of two", "4 and 8"),
-    ("max_prompt_length = 64", "max_prompt_length = 'long'", "error: job: max_prompt_length: ", "got 'long'"),
     ("rollout_tp = 4", "rollout_tp = 16", "pair tp1 with tp4: rollout_tp 16: attention: query heads (8)", "works: 8"),
     ("train_pp = 2", "train_pp = 8", "pair pp2 with tp1: pipeline: layers", "nearest layout that works"),
     ("train_cp = 2", "rollout_tp = 2", "[trainer.cp2]: rollout_tp is no setting of a trainer layout", "in [job]"),
@@ -133,6 +132,13 @@ EDITS = [
     ("steps = 2", "form = 'dream'", "form must be one of score, train, got 'dream'", ""),
     ("steps = 2", "pairs = [['tp1', 'tp9']]", "pairs: ['tp1', 'tp9'] is not [trainer layout, rollout layout]", ""),
     ("steps = 2", "pairs = 2", "pairs must be a list, got 2", ""),
+    ("steps = 2", "steps = 2\npairs = []", "pairs: want each pair once, and at least one", "leave it out"),
+    ("steps = 2", "steps = 2\npairs = [['tp1', 'tp2'], ['tp1', 'tp2']]", "pairs: want each pair once", ""),
+    ("steps = 2", "steps = true", "steps must be a number from 0 on, got True", ""),
+    ("steps = 2", "steps = 0", "same_weights compares what steps lead to", "leave same_weights out"),
+    ("steps = 2", "steps = 2\nform = 'train'", "form train takes num_rollout steps", "leave steps out"),
+    ("max_prompt_length = 64", "max_prompt_length = -1", "[job]: max_prompt_length: Input should be greater than", ""),
+    ("max_prompt_length = 64", "max_tp = 'all'", "[job]: max_tp: Input should be a valid integer", ""),
     ("same_weights = true", "same_weights = 'no'", "same_weights must be true or false, got 'no'", ""),
     ("max_prompt_length = 64", "run_dir = 'x'", "a matrix has no run_dir", "--matrix-dir says where"),
     ("max_prompt_length = 64", "save_model = true", "form score keeps no model", "form train"),
@@ -170,6 +176,14 @@ def test_scores_over_kept_tokens_are_refused(tmp_path: Path) -> None:
     target.write_text(text.replace("strict_gradients = true", "top_p = 0.9"))
     code, output = run(target)
     assert (code, "form score knows no top_k, top_p and min_p" in " ".join(output.split())) == (2, True)
+
+
+def test_tensor_parallelism_of_the_job_counts_among_its_layouts(tmp_path: Path) -> None:
+    file = tmp_path / "matrix.toml"
+    file.write_text("[job]\nrollout_tp = 4\n[trainer.two]\ntrain_tp = 2\n[rollout.as-in-the-job]\n")
+    assert read_matrix(file, {}).max_tp == 4
+    file.write_text("[job]\nrollout_tp = 4\n[trainer.two]\ntrain_tp = 2\n[rollout.two]\nrollout_tp = 2\n")
+    assert read_matrix(file, {}).max_tp == 4
 
 
 def test_a_matrix_holds_all_its_settings(tmp_path: Path) -> None:

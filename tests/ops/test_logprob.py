@@ -7,7 +7,7 @@ import torch
 
 from samebits import _cpu
 from samebits.bits import assert_same, first_difference
-from samebits.ops.logprob import finish, finish_logp, logprob, lse_state, merge_states, reference
+from samebits.ops.logprob import finish, finish_logp, logprob, lse_state, merge_states, reference, score
 
 ROWS = 256
 INSTRUCTION_SETS = ("scalar", "avx2", "best")
@@ -43,6 +43,14 @@ def test_kernel_gives_the_reference_bits(vocabulary: int, instruction_set) -> No
             assert_same(lse_state(logits, temperature), states, f"{isa}: states")
             assert_same(finish(states), lse, f"{isa}: lse")
             assert_same(logprob(logits, targets, temperature), logp, f"{isa}: logp")
+
+
+def test_a_score_is_the_log_probability_of_one_target_a_row() -> None:
+    logits, targets, temperature = logits_of(512), targets_of(512)[:, 0].contiguous(), torch.linspace(0.1, 3, ROWS)
+    assert_same(score(logits, targets, temperature), logprob(logits, targets, temperature), "scores")
+    assert first_difference(score(logits, targets, temperature + 1), logprob(logits, targets, temperature)) is not None
+    with pytest.raises(ValueError, match="score: targets must be contiguous int64"):
+        score(logits, targets_of(512), temperature)
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)

@@ -105,6 +105,26 @@ def test_traces_come_back_from_a_file(tmp_path: Path) -> None:
     assert found["a"].digests != found["b"].digests
 
 
+def test_a_damaged_trace_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "traces.safetensors"
+    good = encode_traces({"a": assemble(record(ROWS, torch.arange(300), (0,)))})
+    for cut in (0, 5, 100, len(good) - 1):
+        file.write_bytes(good[:cut])
+        with pytest.raises(ValueError, match="no readable trace"):
+            read_traces(file)
+    tokens, digests = torch.zeros(2, 2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    for changed in (
+        {"tokens": tokens},
+        {"tokens": tokens, "digests": digests[:1]},
+        {"tokens": torch.zeros(2, 3, dtype=torch.int64), "digests": digests},
+        {"tokens": tokens, "digests": digests.float()},
+        {"tokens": tokens, "digests": digests, "rows": tokens[:1]},
+    ):
+        save_file({f"trainer/0.q/bfloat16/{kind}": tensor.clone() for kind, tensor in changed.items()}, file)
+        with pytest.raises(ValueError, match="are not the tokens and digests of a trace"):
+            read_traces(file)
+
+
 def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
     save_file({"trainer/q/bfloat16/tokens": torch.zeros(1, 2)}, tmp_path / "x.safetensors")
     with pytest.raises(ValueError, match="no tensor of a trace"):

@@ -17,14 +17,27 @@ def kernels(device: torch.device) -> dict[str, Any]:
 
 
 def cpu_kernels() -> dict[str, Any]:
-    """The sha256 of the compiled library, its instruction set, and the counters that its kernels advanced."""
+    """The sha256 of the compiled library, its instruction set, and the counters that its kernels advanced.
+
+    Raises RuntimeError in a process that flushes subnormal numbers.
+    """
     from samebits import _cpu
 
+    _require_subnormals()
     return {
         "kernels": hashlib.sha256(Path(_cpu.__file__).read_bytes()).hexdigest(),
         "instruction_set": _cpu.instruction_set(),
         "counters": dict(_cpu.counters()),
     }
+
+
+def _require_subnormals() -> None:
+    """The kernels see to their own mode; what torch adds up around them, over ranks and steps, has the process'."""
+    if not (torch.tensor([2.0**-127]) * 0.5).view(torch.int32):
+        raise RuntimeError(
+            "this process flushes subnormal numbers to zero, so torch's sums have other bits than the contract's: "
+            "leave torch.set_flush_denormal at False, and load no library that was linked with -ffast-math"
+        )
 
 
 def gpu_kernels(device: torch.device) -> dict[str, Any]:

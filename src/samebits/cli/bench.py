@@ -16,6 +16,11 @@ def bench_command(threads: int, seconds: float, only: str, out: Path | None, mat
     if not matrix_unit:  # torch takes its products from either library: SDPA's stay on the unit if one may use it
         env.export({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "MKL_ENABLE_INSTRUCTIONS": "AVX512_E3"})
     if out is not None:  # before minutes of measuring
+        if not out.name:
+            typer.echo(
+                f"error: --out {out} is a folder; give the name of its files too, such as {out / 'cpu'}", err=True
+            )
+            return 2
         out.parent.mkdir(parents=True, exist_ok=True)
     from samebits.bench.cpu import measure, works
     from samebits.bench.plot import ratio_plot

@@ -46,7 +46,7 @@ def show(found: Located) -> None:
     if found.in_the_run:
         console.print(f"  {escape(found.in_the_run)}")
     if found.repro:
-        console.print(f"  without either engine: python -m pytest {found.repro}")
+        console.print(f"  without either engine: python -m pytest {escape(found.repro)}")
 
 
 def _more(names: tuple[str, ...]) -> str:
@@ -67,9 +67,9 @@ def _sides(found: Located) -> Table:
 
 
 def _values(console: Console, difference: RowDifference) -> None:
+    by = "" if difference.max_abs is None else f", by {difference.max_abs:.3g} at most"
     console.print(
-        f"  {difference.point}: {difference.count} of {difference.total} {difference.dtype} values differ, by "
-        f"{difference.max_abs:.3g} at most"
+        f"  {difference.point}: {difference.count} of {difference.total} {difference.dtype} values differ{by}"
     )
     for label, element in (("first", difference.first), ("worst", difference.worst)):
         steps = "not a number" if element.ulps is None else f"{element.ulps} ULP"

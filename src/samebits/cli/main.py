@@ -221,7 +221,14 @@ def locate(
     """
     from samebits.cli.locate import ByHand, locate_command
 
-    _refuse_idle(context, ("sample", "token", "linear_logp_provider") if run is None else ByHand.__annotations__)
+    if run is None:
+        _refuse_idle(context, ("sample", "token", "linear_logp_provider"), "without a run")
+    else:
+        _refuse_idle(context, ByHand.__annotations__, "beside a run, which has its own settings")
+    if prompt_ids is not None:
+        _refuse_idle(context, ("prompt",), "beside --prompt-ids")
+    if response_ids is not None:
+        _refuse_idle(context, ("max_tokens", "seed"), "beside --response-ids")
     by_hand = None
     if trainer_model is not None:
         by_hand = ByHand(
@@ -244,12 +251,11 @@ def locate(
     raise typer.Exit(locate_command(run, by_hand, sample, token, linear_logp_provider, out, as_json, debug))
 
 
-def _refuse_idle(context: typer.Context, names: Iterable[str]) -> None:
-    """Ends the program where one of these options was given: they mean nothing beside the others."""
+def _refuse_idle(context: typer.Context, names: Iterable[str], where: str) -> None:
+    """Ends the program where one of these options was given: they mean nothing there."""
     for name in names:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            where = "without a run" if context.params["run"] is None else "beside a run, which has its own settings"
             raise typer.BadParameter(f"--{name.replace('_', '-')} means nothing {where}: leave it out")
 
 

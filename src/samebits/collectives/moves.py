@@ -20,7 +20,7 @@ def gather_states(own: Tensor, group: dist.ProcessGroup | None) -> Tensor:
         return own.unsqueeze(0)
     # As bytes: every transport carries bytes, and none has an opinion about them.
     stacked = transport_of(group).gather(own.reshape(-1).view(torch.uint8))
-    return stacked.view(own.dtype).view(group.size(), *own.shape)
+    return stacked.view(-1).view(own.dtype).view(group.size(), *own.shape)
 
 
 def all_gather_rows(own: Tensor, group: dist.ProcessGroup | None) -> Tensor:

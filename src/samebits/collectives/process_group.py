@@ -1,7 +1,7 @@
 """Collectives over a `torch.distributed` process group: it moves bytes, the adding is ours.
 
-With `peers` the ranks share their fate: a rank that fails leaves word in the group's store, and the others look there
-while they wait. Without, a call waits as torch.distributed does. GPU tensors of a group that has no NCCL (or RCCL), as
+With a `Fate` the ranks share theirs: a rank that fails leaves a notice, and the others look for one while they wait.
+Without, a call waits as torch.distributed does. GPU tensors of a group that has no NCCL (or RCCL), as
 when ranks share a card, go through the host.
 """
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from samebits.collectives.errors import CollectiveError, RankFailed, RankLate, RankLost
 from samebits.collectives.fold import fold_stacked
+from samebits.collectives.notices import FOLLOWED, Notices
 from samebits.collectives.peers import Peers
 
 # Seconds after which a rank that still waits begins to look at the store, and then between two looks.
@@ -24,7 +25,6 @@ PATIENCE = 0.1
 _SHORTEST, _LONGEST = 20e-6, 2e-3
 # On a GPU, larger sums are added in shares: fewer bytes for a second exchange.
 _SHARED_BYTES = 256 * 1024
-_FOLLOWED = "gave up: "
 # torch 2.13 deprecates the older name, earlier releases have no other.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -45,9 +45,8 @@ def carries(group: dist.ProcessGroup, device: str) -> bool:
 class ProcessGroupTransport:
     """Any torch.distributed backend as a mover of bytes."""
 
-    def __init__(self, group: dist.ProcessGroup, peers: Peers | None = None, timeout: float = 0.0) -> None:
-        self._group = group
-        self._fate = None if peers is None else Fate(group, peers, timeout)
+    def __init__(self, group: dist.ProcessGroup, fate: Fate | None = None) -> None:
+        self._group, self._fate = group, fate
 
     def gather(self, own: Tensor) -> Tensor:
         if self._through_host(own):
@@ -72,8 +71,8 @@ class ProcessGroupTransport:
         if partial.is_cuda and 4 * partial.numel() > _SHARED_BYTES and partial.numel() % (ranks * columns) == 0:
             own = fold_stacked(self._exchange(partial.view(ranks, -1)), bias, dtype)
             return self.gather(own.view(torch.uint8)).view(-1).view(dtype).view(partial.shape)
-        gathered = self.gather(partial.view(-1).view(torch.uint8))
-        return fold_stacked(gathered.view(torch.float32), bias, dtype).view(partial.shape)
+        gathered = self.gather(partial.view(-1).view(torch.uint8)).view(-1).view(torch.float32)
+        return fold_stacked(gathered.view(ranks, partial.numel()), bias, dtype).view(partial.shape)
 
     def _exchange(self, rows: Tensor) -> Tensor:
         """Row r of every rank's [ranks, n] on rank r: [ranks, n]."""
@@ -102,14 +101,15 @@ class ProcessGroupTransport:
 
 
 class Fate:
-    """What ranks tell each other outside of collectives, through the store that the group was made with."""
+    """What ranks tell each other outside of collectives."""
 
-    def __init__(self, group: dist.ProcessGroup, peers: Peers, timeout: float) -> None:
+    def __init__(self, group: dist.ProcessGroup, peers: Peers, name: str, timeout: float) -> None:
+        """`name` is the same on every rank and new in the group; `timeout` is how many seconds a rank waits."""
         if not timeout > 0:
             raise ValueError(f"timeout must be positive, got {timeout}")
         self.timeout = timeout
         self._rank, self._ranks, self._peers = group.rank(), group.size(), peers
-        self._store = dist.distributed_c10d._get_process_group_store(group)
+        self._notices = Notices(group, name)
         self._count = self._said_to_wait = 0
         self._broken: CollectiveError | None = None
 
@@ -138,7 +138,7 @@ class Fate:
         """Leave word of this rank's own error; the first one stays."""
         if self._broken is None:
             self._broken = RankFailed(f"this rank met an error before: {text}")
-            self._leave_word(text)
+            self._notices.leave("failed", text)
 
     def close(self) -> None:
         self._peers.close()
@@ -146,34 +146,22 @@ class Fate:
     def _look_around(self, waited: float) -> None:
         if self._said_to_wait < self._count:
             self._said_to_wait = self._count
-            self._store.set(f"samebits/waits/{self._rank}", str(self._count))
-        self._look_for_errors()
+            self._notices.leave("waits", str(self._count))
+        for rank, said in self._notices.found("failed").items():
+            self._raise(RankFailed(f"{self._peers.name(rank)} failed before collective {self._count}: {said}"))
         for rank in range(self._ranks):
             if rank != self._rank and self._peers.ended(rank):
                 self._raise(RankLost(f"{self._peers.name(rank)} ended before collective {self._count}"))
         if waited > self.timeout:
             self._raise_late()
 
-    def _look_for_errors(self) -> None:
-        said = {
-            rank: self._store.get(_word_of(rank)).decode(errors="replace")
-            for rank in range(self._ranks)
-            if rank != self._rank and self._store.check([_word_of(rank)])
-        }
-        # The rank whose error it was first: the others only followed.
-        for rank in sorted(said, key=lambda rank: said[rank].startswith(_FOLLOWED)):
-            self._raise(RankFailed(f"{self._peers.name(rank)} failed before collective {self._count}: {said[rank]}"))
-
     def _raise_late(self) -> None:
-        here = [rank for rank in range(self._ranks) if self._reached(rank)]
+        waits = self._notices.found("waits")
+        here = [r for r in range(self._ranks) if r == self._rank or int(waits.get(r, 0)) >= self._count]
         late = ", ".join(self._peers.name(rank) for rank in range(self._ranks) if rank not in here)
         text = f"{late or 'a rank'} did not reach collective {self._count} within {self.timeout:g} s"
         came = ", ".join(str(self._peers.numbers[rank]) for rank in here)
         self._raise(RankLate(f"{text}; ranks that did: {came}"))
-
-    def _reached(self, rank: int) -> bool:
-        key = f"samebits/waits/{rank}"
-        return bool(self._store.check([key])) and int(self._store.get(key)) >= self._count
 
     def _explain(self, error: RuntimeError) -> None:
         """torch.distributed gave up: say which rank it was about. A death takes a moment to show."""
@@ -185,12 +173,5 @@ class Fate:
 
     def _raise(self, error: CollectiveError, cause: BaseException | None = None) -> None:
         self._broken = error
-        self._leave_word(f"{_FOLLOWED}{error}")
+        self._notices.leave("failed", f"{FOLLOWED}{error}")
         raise error from cause
-
-    def _leave_word(self, text: str) -> None:
-        self._store.set(_word_of(self._rank), text[:1000])
-
-
-def _word_of(rank: int) -> str:
-    return f"samebits/failed/{rank}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, Protocol
 
@@ -19,7 +19,7 @@ from samebits.collectives.exchange import PeerExchange
 from samebits.collectives.groups import require_power_of_two
 from samebits.collectives.memory import HostMemory
 from samebits.collectives.peers import CARD_BYTES, Card, Peers
-from samebits.collectives.process_group import ProcessGroupTransport, carries, gather_bytes
+from samebits.collectives.process_group import Fate, ProcessGroupTransport, carries, gather_bytes
 
 TransportName = Literal["gloo", "shared_memory", "peer_memory"]
 HOST_TRANSPORTS: tuple[TransportName, ...] = ("gloo", "shared_memory")
@@ -85,9 +85,9 @@ def attach(
         return
     require_power_of_two(group.size(), "attach")
     if transport == "gloo":
-        cards = _cards(group, Card.own().to_bytes())
-        peers = Peers([Card.from_bytes(card) for card in cards], dist.get_process_group_ranks(group))
-        _attached[group] = ProcessGroupTransport(group, peers, timeout)
+        said = _cards(group, Card.own().to_bytes() + _NUMBER.pack(next(_numbers)))
+        peers = Peers([Card.from_bytes(card[:CARD_BYTES]) for card in said], dist.get_process_group_ranks(group))
+        _attached[group] = ProcessGroupTransport(group, Fate(group, peers, _name(said), timeout))
     elif transport == "shared_memory":
         _attached[group] = _share_memory(group, timeout, capacity or CAPACITY[transport])
     else:
@@ -168,12 +168,17 @@ def _share_device_memory(group: dist.ProcessGroup, timeout: float, capacity: int
         memory = symmetric_memory(size, device, group)
     else:
         memory = ipc_memory(size, device, group.rank(), lambda own: _cards(group, own))
-    (number,) = _NUMBER.unpack_from(said[0], CARD_BYTES)
-    watch = Watch(group, peers, f"{peers.cards[0].pid}-{number}", timeout)
+    watch = Watch(group, peers, _name(said), timeout)
     made = PeerMemoryTransport(group, memory, watch, capacity)
     torch.cuda.synchronize(device)
     _cards(group, b"ready")  # every region is open and zero
     return made
+
+
+def _name(said: Sequence[bytes]) -> str:
+    """A name of this attachment from what ranks said: a card, and how many groups the rank attached before."""
+    (number,) = _NUMBER.unpack_from(said[0], CARD_BYTES)
+    return f"{Card.from_bytes(said[0][:CARD_BYTES]).pid}-{number}"
 
 
 def _cards(group: dist.ProcessGroup, own: bytes) -> list[bytes]:

@@ -2,8 +2,7 @@
 
 A kernel polls memory and can't see whether a process died. After some time of waiting it stores, beside the rank that
 it waits for, its generation in pinned memory that the host reads, and looks at a word there: when the host stores 1 in
-it, every wait of this rank ends, now and later, and its results are NaN. Ranks leave word for each other in the store
-of their group.
+it, every wait of this rank ends, now and later, and its results are NaN.
 """
 
 from __future__ import annotations
@@ -11,18 +10,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 
 import torch
 import torch.distributed as dist
 
 from samebits.collectives.errors import CollectiveError, RankFailed, RankLate, RankLost
+from samebits.collectives.notices import FOLLOWED, Notices
 from samebits.collectives.peers import Peers
 
 SLICE = 0.1
 # A wait that was not heard of for so long has ended; kernels that share a card are silent while others run.
 _SILENCE = 2.0
-_FOLLOWED = "gave up: "
 _LEFT = "left the group"
 
 
@@ -35,9 +33,8 @@ class Watch:
             raise ValueError(f"timeout must be positive, got {timeout}")
         self.words = torch.zeros(1 + group.size(), dtype=torch.int64, pin_memory=torch.cuda.is_available())
         self._view = self.words.numpy()
-        self._rank, self._peers, self._timeout = group.rank(), peers, timeout
-        self._store = dist.distributed_c10d._get_process_group_store(group)
-        self._prefix = f"samebits/watch/{name}"
+        self._peers, self._timeout = peers, timeout
+        self._notices = Notices(group, name)
         self._gone: dict[int, float] = {}  # when a rank was first seen to have left or ended
         self._problem: CollectiveError | None = None
         self._lock = threading.Lock()
@@ -74,7 +71,7 @@ class Watch:
                 # what counts is when it was last heard of: it may have ended since
                 problem = self._reason({rank: heard for (rank, _), heard in waits.items()})
                 if problem is not None:
-                    self._give_up(problem, f"{_FOLLOWED}{problem}")
+                    self._give_up(problem, f"{FOLLOWED}{problem}")
 
     def _heard(self) -> Iterator[tuple[int, int]]:
         for rank in range(self._view.size - 1):
@@ -87,9 +84,8 @@ class Watch:
 
         `waits` has when a wait for each was first and last heard of.
         """
-        said = self._said()
-        others = sorted(said, key=lambda rank: said[rank].startswith(_FOLLOWED))
-        for rank in (r for r in others if said[r] != _LEFT):
+        said = self._notices.found("word")
+        for rank in (r for r in said if said[r] != _LEFT):
             return RankFailed(f"{self._peers.name(rank)} failed before a collective that needs it: {said[rank]}")
         for rank, (_, last) in waits.items():
             if not self._peers.ended(rank) and rank not in said:
@@ -106,25 +102,10 @@ class Watch:
         names = ", ".join(self._peers.name(rank) for rank in late)
         return RankLate(f"{names} did not reach a collective on the device within {self._timeout:g} s")
 
-    def _said(self) -> dict[int, str]:
-        """The words that other ranks left; none where the store is gone with the process that kept it."""
-        keys = {rank: self._word_of(rank) for rank in range(len(self._peers.cards)) if rank != self._rank}
-        try:
-            return {r: self._store.get(key).decode(errors="replace") for r, key in keys.items() if self._has(key)}
-        except RuntimeError:
-            return {}
-
-    def _has(self, key: str) -> bool:
-        return bool(self._store.check([key]))
-
     def _give_up(self, problem: CollectiveError, word: str) -> None:
         with self._lock:
             if self._problem is not None:
                 return
             self._problem = problem
         self._view[0] = 1
-        with suppress(RuntimeError):  # the process that kept the store may be gone; the others see that, too
-            self._store.set(self._word_of(self._rank), word[:1000])
-
-    def _word_of(self, rank: int) -> str:
-        return f"{self._prefix}/{rank}"
+        self._notices.leave("word", word)

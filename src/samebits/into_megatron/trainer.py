@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from samebits.into_megatron.schedule import run_schedule
 from samebits.into_megatron.token_rows import placements
 from samebits.into_megatron.tracing import RankTrace
 from samebits.into_megatron.weights import save_tensors
+from samebits.patching import Patch
 from samebits.timeline.types import Part, SampleKey, StepResult, TrainSample
 from samebits.trace import Entry, Point
 
@@ -53,11 +54,24 @@ class TrainerRank:
         self.rank = rank
         self.device = rank_device(config, rank)
         self.shape = served_shape(config.model, config)
+        self._watched: dict[int, int] = {}
+        self._entries: list[Entry] = []
+        self._lent: dict[str, Tensor] = {}
         self._stand_ins = cpu_stand_ins.resident(config.device)
+        self._applied: list[Patch] = []
+        with ExitStack() as on_failure:
+            if config.device == "cpu":  # on a card the end of a group may wait for its peers
+                on_failure.callback(self.close)
+            self._build()
+            on_failure.pop_all()
+
+    def _build(self) -> None:
+        config = self.config
         for patch in self._stand_ins:
             patch.apply()
+            self._applied.append(patch)
         set_up_device(config, self.device)
-        start_groups(config, rank)
+        start_groups(config, self.rank)
         set_up_random_states(config)
         self.scorer = build_scorer(config)
         models = build_chunks(config.model, self.shape, config, self.scorer)
@@ -69,9 +83,6 @@ class TrainerRank:
         for model in models:
             model.config.finalize_model_grads_func = finalize
         self.optimizer = build_optimizer(config, list(self.policy))
-        self._watched: dict[int, int] = {}
-        self._entries: list[Entry] = []
-        self._lent: dict[str, Tensor] = {}
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """This rank's parameters under the names that they have in the whole model."""
@@ -104,6 +115,8 @@ class TrainerRank:
         batches = self._micro_batches(samples)
         rollout_logp, advantage = (values.to(self.device) for values in _token_inputs(samples))
         tokens = rollout_logp.shape[0]
+        if not tokens:
+            raise ValueError("no sample has a response token: there is nothing to learn from")
         reference = self._reference_scores(samples, batches) if self.reference else None
         seconds = {"reference": time.perf_counter() - started}
         table = TokenTable(samples, len(_REPORTED), self.device)
@@ -324,11 +337,13 @@ class TrainerRank:
         return route_record(self.config, self.rank, self.device, self.calls, self._stand_ins, self.scorer)
 
     def close(self) -> None:
-        """Leave the process groups and undo the stand-ins."""
-        if dist.is_initialized():
-            stop_groups()
-        for patch in reversed(self._stand_ins):
-            patch.undo()
+        """Leave the process groups and undo the stand-ins, as far as this rank came."""
+        try:
+            if dist.is_initialized():
+                stop_groups()
+        finally:
+            while self._applied:
+                self._applied.pop().undo()
 
 
 def _token_inputs(samples: Sequence[TrainSample]) -> tuple[Tensor, Tensor]:

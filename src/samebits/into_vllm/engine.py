@@ -68,23 +68,15 @@ class RolloutEngine:
         RuntimeError when the workers' weight versions differ or change meanwhile.
         """
         version = self.version()
-        outputs: dict[str, Any] = {}
-        names = [str(i) for i in range(len(requests))]
         for request in requests:
             self._check(request)
-        for name, request in zip(names, requests, strict=True):
-            self._submit(name, request)
-        with self._dying("generate"):
-            while self._engine.has_unfinished_requests():
-                for output in self._engine.step():
-                    if output.finished:
-                        outputs[output.request_id] = output.outputs[0]
+        outputs = self._produce(dict(enumerate(requests)), "generate")
         if self.version() != version:
             raise RuntimeError(f"the weights changed from {version} to {self.version()} while tokens were produced")
         supports = self._supports(requests)
         return [
-            self._rollout(request, outputs[name], version, supports.get(int(name)))
-            for name, request in zip(names, requests, strict=True)
+            self._rollout(request, outputs[number], version, supports.get(number))
+            for number, request in enumerate(requests)
         ]
 
     def publish(self, path: str, version: WeightVersion) -> list[ShardDigest]:
@@ -127,11 +119,7 @@ class RolloutEngine:
         self._ask("samebits_trace", dict(traced), [tuple(point) for point in keep], during="trace")
         order = sorted(range(len(sequences)), key=lambda number: (number not in traced, number))
         try:
-            for number in order:
-                self._submit(str(number), _as_request(number, sequences[number]))
-            with self._dying("trace"):
-                while self._engine.has_unfinished_requests():
-                    self._engine.step()
+            self._produce({number: _as_request(number, sequences[number]) for number in order}, "trace")
         finally:
             answers = self._ask("samebits_traced", during="trace")
         return answers
@@ -191,6 +179,10 @@ class RolloutEngine:
                 f"{request.key}: max_tokens {request.max_tokens} after a prompt of {len(request.prompt_ids)} tokens "
                 f"does not fit max_model_len {self.config.max_model_len}"
             )
+        vocabulary = self._engine.model_config.get_vocab_size()
+        ids = (*request.prompt_ids, *request.forced)
+        if min(ids, default=0) < 0 or max(ids, default=0) >= vocabulary:
+            raise ValueError(f"{request.key}: token ids must be in [0, {vocabulary})")
         problem = limits_problem(request.top_k, request.top_p, request.min_p)
         if problem:
             raise ValueError(f"{request.key}: {problem}")
@@ -202,18 +194,32 @@ class RolloutEngine:
         if request.forced and not self.config.forced:
             raise ValueError(f"{request.key}: recorded tokens to produce, but this engine draws; set forced")
 
-    def _submit(self, name: str, request: GenerateRequest) -> None:
-        with self._dying("generate"):
-            self._engine.add_request(name, {"prompt_token_ids": list(request.prompt_ids)}, self._params(name, request))
+    def _produce(self, requests: Mapping[int, GenerateRequest], doing: str) -> dict[int, Any]:
+        """What vLLM gives for each request, by number. Where one fails, none of them stays in the engine."""
+        outputs = {}
+        with self._dying(doing):
+            try:
+                for number, request in requests.items():
+                    prompt = {"prompt_token_ids": list(request.prompt_ids)}
+                    self._engine.add_request(str(number), prompt, self._params(number, request))
+                while self._engine.has_unfinished_requests():
+                    for output in self._engine.step():
+                        if output.finished:
+                            outputs[int(output.request_id)] = output.outputs[0]
+            except BaseException:
+                # What stayed would be taken for the answer to a later request of the same number.
+                self._engine.abort_request([str(number) for number in requests])
+                raise
+        return outputs
 
-    def _params(self, name: str, request: GenerateRequest) -> Any:
+    def _params(self, number: int, request: GenerateRequest) -> Any:
         """vLLM's SamplingParams of one request."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         extra: dict[str, Any] = {}
         if self.config.case.logp == "R":
-            extra |= {"samebits_seed": _signed(request.seed), "samebits_request": int(name)}
+            extra |= {"samebits_seed": _signed(request.seed), "samebits_request": number}
         if request.forced:
             extra["samebits_forced"] = list(request.forced)
         return SamplingParams(

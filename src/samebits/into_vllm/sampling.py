@@ -24,7 +24,7 @@ from samebits.into_vllm.batch_rows import BatchRows
 from samebits.into_vllm.calls import Calls
 from samebits.into_vllm.forced import forced_tokens
 from samebits.into_vllm.places import NotCovered
-from samebits.ops.logprob import logprob
+from samebits.ops.logprob import score
 from samebits.ops.sample import draw, sample_and_logprob
 from samebits.ops.sample_support import Kept, Limits, kept_logprob, sample_kept, sample_support
 
@@ -238,7 +238,7 @@ def _keys_of(metadata: SamplingMetadata) -> SampleKeys:
 def _scores(logits: Tensor, tokens: Tensor, temperature: Tensor, kept: Kept | None) -> Tensor:
     """fp32 [rows] of one token in each row, over what was kept; greedy rows at temperature 1."""
     warm = torch.where(temperature > 0, temperature, 1.0)
-    return logprob(logits, tokens, warm) if kept is None else kept_logprob(logits, tokens[:, None], warm, kept)[:, 0]
+    return score(logits, tokens, warm) if kept is None else kept_logprob(logits, tokens[:, None], warm, kept)[:, 0]
 
 
 def _with_likeliest(

@@ -23,6 +23,7 @@ class SamebitsWorker:
 
     rank: int
     model_runner: Any
+    samebits_tracing: Any = None
 
     def samebits_proof(self) -> dict[str, Any] | None:
         """The route record of this process, or None when samebits did not load here."""
@@ -65,12 +66,14 @@ class SamebitsWorker:
         """Begin to record: `traced` maps the number of a request to its last index of interest."""
         from samebits.into_vllm.tracing import WorkerTrace
 
+        if self.samebits_tracing is not None:  # nobody asked for it
+            self.samebits_tracing.close()
         points = [Point(*point) for point in keep]
         self.samebits_tracing = WorkerTrace(self.model_runner, self._require_state(), traced, points)
 
     def samebits_traced(self) -> tuple[list[Entry], dict[str, Any]]:
         """Stop recording: what was recorded, and the facts of every site."""
-        tracing = self.samebits_tracing
+        tracing, self.samebits_tracing = self.samebits_tracing, None
         tracing.close()
         return tracing.take(), tracing.facts()
 

@@ -31,7 +31,7 @@ class Audit:
 
     elements: int
     mismatches: int  # fp32 patterns that differ
-    max_abs_diff: float
+    max_abs_diff: float  # of finite values
     backend_id: str = ""
     contract_id: str = ""
     error: str = ""  # why there is nothing to compare
@@ -71,7 +71,8 @@ class LinearLogp:
 
     def record(self) -> dict[str, Any]:
         """Plain data for a run's evidence: what was asked for, what served, how often, and what audits found."""
-        backend, contract = self.identity or ("", "")
+        audited = ((audit.backend_id, audit.contract_id) for audit in self.audits if not audit.error)
+        backend, contract = self.identity or next(audited, ("", ""))
         return {
             "provider": self.settings.path or "",
             "mode": self.settings.mode,
@@ -225,6 +226,7 @@ def _difference(result: LinearLogpResult, request: LinearLogpRequest, native: Te
     rows = request.active_rows()
     ours, theirs = result.logp.detach()[rows].float(), native.detach()[rows].float()
     distance = (ours.double() - theirs.double()).abs()
+    distance = distance[distance.isfinite()]
     return Audit(
         elements=ours.numel(),
         mismatches=int((raw(ours) != raw(theirs)).sum()),

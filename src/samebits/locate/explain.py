@@ -83,11 +83,13 @@ def parameter_differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> 
 def hints_of(sample: SiteSample, trainer: SideTrace, rollout: SideTrace) -> list[str]:
     """What else can be seen in the values."""
     hints: list[str] = []
+    # position 0 is turned by no angle
+    copies = sample.site.boundary == "copy" or (sample.site.boundary == "rotary" and sample.token.index == 0)
     for name, side in (("trainer", sample.trainer), ("rollout side", sample.rollout)):
         reads = {key: row for key, row in side.reads.items() if row.dim() == 1}
         for written, row in side.writes.items():
             same = [key for key, other in reads.items() if other.dtype == row.dtype and _equal(row, other)]
-            if same and sample.site.boundary != "copy":
+            if same and not copies:
                 hints.append(f"on the {name}, {written} is {same[0]} unchanged: nothing was computed there")
             if row.dtype == torch.float32 and row.numel() > 8 and are_bf16_values(raw(row).numpy()):
                 hints.append(f"on the {name}, every value of {written} is a bfloat16 value: it was rounded to that")

@@ -14,6 +14,9 @@ class Decoder:
     """Sizes and constants of a dense decoder. `segments` are the K segments of its row-parallel layers."""
 
     layers: int
+    hidden: int
+    ffn: int
+    vocab: int
     heads: int
     kv_heads: int
     head_dim: int
@@ -34,6 +37,9 @@ class Decoder:
             rope = shape.get("rope_parameters") or {}
             return cls(
                 layers=int(shape["num_hidden_layers"]),
+                hidden=int(shape["hidden_size"]),
+                ffn=int(shape["intermediate_size"]),
+                vocab=int(shape["vocab_size"]),
                 heads=heads,
                 kv_heads=int(shape.get("num_key_value_heads") or heads),
                 head_dim=int(shape.get("head_dim") or shape["hidden_size"] // heads),
@@ -44,8 +50,17 @@ class Decoder:
                 tied=bool(shape.get("tie_word_embeddings", False)),
                 segments=segments,
             )
-        except (OSError, KeyError, TypeError, ValueError) as error:
+        except (OSError, KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
             raise ValueError(f"{file}: no configuration of a dense decoder: {error!r}") from error
+
+    def check_sizes(self, other: Decoder) -> None:
+        """Raise ValueError naming the first size in which two decoders differ: their values can't be compared then."""
+        for name in ("layers", "hidden", "ffn", "vocab", "heads", "kv_heads", "head_dim"):
+            left, right = getattr(self, name), getattr(other, name)
+            if left != right:
+                raise ValueError(
+                    f"the trainer's model has {name} {left}, the rollout side's {right}: nothing to compare"
+                )
 
     def sites(self) -> list[Site]:
         """Every site of this decoder, in model order."""

@@ -29,7 +29,7 @@ from samebits.scratch import scratch_folder
 from samebits.timeline.events import Event, Published, Sampled, parse_json
 from samebits.timeline.ledger import read
 from samebits.timeline.types import SampleKey, TrainSample
-from samebits.trace import TracedSequence
+from samebits.trace import SideTrace, TracedSequence
 from samebits.trace.files import read_traces
 
 _ALL_IDS = (
@@ -60,7 +60,11 @@ class RecordedRun:
         if not (run / MANIFEST).is_file() or not (run / TIMELINE).is_file():
             raise ValueError(f"{run} holds no run: {MANIFEST} or {TIMELINE} is missing")
         manifest = parse_json((run / MANIFEST).read_bytes())
-        self.config = as_it_was_read(load_config(manifest["config"]), manifest["inputs"])
+        try:
+            agreed, files = manifest["contract"]["content"], dict(manifest["inputs"]["model"]["files"])
+            self.config = as_it_was_read(load_config(manifest["config"]), manifest["inputs"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{run / MANIFEST} is no manifest of a run: {error!r}") from error
         named = self.config.linear_logp_provider
         if f"{named}.".partition(".")[0] != "samebits" and named != provider:
             raise ValueError(
@@ -69,11 +73,11 @@ class RecordedRun:
             )
         inputs = resolve_inputs(self.config)
         contract = parts.contract(self.config, inputs)
-        problem = refusal("this installation", manifest["contract"]["content"], contract.as_data())
+        problem = refusal("this installation", agreed, contract.as_data())
         if problem:
             raise ValueError(problem)
         held = inputs.fingerprints()["model"]["files"]
-        changed = [name for name, digest in manifest["inputs"]["model"]["files"].items() if held.get(name) != digest]
+        changed = [name for name, digest in files.items() if held.get(name) != digest]
         if changed:
             raise ValueError(f"{inputs.model}: {', '.join(changed)} changed since the run; its start can't be rebuilt")
         self.setting = Setting(config=self.config, inputs=inputs, contract=contract)
@@ -123,7 +127,7 @@ class RecordedRun:
 
     def locate(self, target: Target, folder: Path, say: Callable[[str], None]) -> Answered:
         """Computes the target's step again on both sides and compares them. RunFailed when that is not possible."""
-        samples = self.samples(target.step)
+        samples, own = self.samples(target.step), self._own_traces(target.step)
         question = Question(
             sequences=[self._sequence(sample) for sample in samples],
             number=target.number,
@@ -148,17 +152,26 @@ class RecordedRun:
             timeout = self.config.step_timeout
             decoder = Decoder.read(setting.inputs.model, self.config.segments)
             session = Session(TrainerHosts(ranks, timeout), RolloutHosts(engines, timeout), decoder, scratch)
-            answered = self._with_own_traces(session.locate(question), target.step, decoder)
+            answered = session.locate(question)
+        if own is not None:
+            answered = self._with_own_traces(answered, own, target.step, decoder)
         return replace(answered, located=noted(answered.located, self.config))
 
-    def _with_own_traces(self, answered: Answered, step: int, decoder: Decoder) -> Answered:
-        """Adds what the run recorded about this step while it computed it, if it did."""
+    def _own_traces(self, step: int) -> tuple[SideTrace, SideTrace] | None:
+        """What the run recorded about this step while it computed it, if it did: trainer and rollout side."""
         file = self._run / trace_name(step)
         if not file.is_file():
-            return answered
+            return None
         sides = read_traces(file)
-        found = first_divergence(sides["trainer"], sides["rollout"], decoder.sites())
-        seen = coverage(sides["trainer"], sides["rollout"], decoder.sites())
+        if sides.keys() != {"trainer", "rollout"}:
+            raise ValueError(f"{file}: traces of {', '.join(sides) or 'no side'}, want trainer and rollout")
+        return sides["trainer"], sides["rollout"]
+
+    def _with_own_traces(
+        self, answered: Answered, own: tuple[SideTrace, SideTrace], step: int, decoder: Decoder
+    ) -> Answered:
+        found = first_divergence(*own, decoder.sites())
+        seen = coverage(*own, decoder.sites())
         located = answered.located
         if found is None:
             text = f"the {seen.tokens} tokens that the run traced in step {step} agreed at {seen.points} points"
@@ -173,7 +186,10 @@ class RecordedRun:
         return replace(answered, located=replace(located, in_the_run=text))
 
     def _engine(self, key: str) -> int:
-        return next(event.engine for event in self.events if isinstance(event, Sampled) and event.key == key)
+        for event in self.events:
+            if isinstance(event, Sampled) and event.key == key:
+                return event.engine
+        raise ValueError(f"{self._run / TIMELINE} does not say which engine drew sample {key}")
 
     def _sequence(self, sample: StepSample) -> TracedSequence:
         return TracedSequence(

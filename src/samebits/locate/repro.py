@@ -82,7 +82,7 @@ class Repro:
     def assert_same(self, part: str) -> None:
         """AssertionError naming the first tensor of which the two sides hold other bits."""
         left, right = self.part("trainer", part), self.part("rollout", part)
-        for name in left.keys() & right.keys():
+        for name in (name for name in left if name in right):
             if left[name].dtype != right[name].dtype:
                 raise AssertionError(
                     f"{name}: {left[name].dtype} on the trainer, {right[name].dtype} on the rollout side"

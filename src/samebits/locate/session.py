@@ -17,7 +17,7 @@ from samebits.locate.model import Decoder
 from samebits.locate.result import Located, Replayed, SideFacts, Where
 from samebits.locate.sample import SideSample, SiteSample, kept_points, take_sample
 from samebits.locate.search import Coverage, Divergence, coverage, first_divergence
-from samebits.locate.weights import differing_weights, in_model_order, stem, weight_difference
+from samebits.locate.weights import WeightDifference, differing_weights, in_model_order, stem, weight_difference
 from samebits.timeline.types import ShardDigest
 from samebits.trace import Entry, Point, SideTrace, Site, TracedSequence, assemble
 
@@ -138,7 +138,7 @@ class Session:
                 kind="weights",
                 summary=f"{wrong[0]} differs, though no traced value shows it ({len(wrong)} parameters differ in all)",
                 where=None if site is None else _where(site, question, 0, seen.tokens),
-                weight=weight_difference(wrong[0], weights[wrong[0]], self._rollout.weight(wrong[0])),
+                weight=self._weight_difference(wrong[0], weights),
                 **common,
             )
         if not seen.tokens:
@@ -189,7 +189,7 @@ class Session:
             hints.append("the difference did not come out again in a second pass: a side is not deterministic")
         if others:
             hints.append(f"{len(others)} other parameters differ too, first {others[0]}")
-        weight = weight_difference(mine[0], weights[mine[0]], self._rollout.weight(mine[0])) if mine else None
+        weight = self._weight_difference(mine[0], weights) if mine else None
         sides = [
             _side(facts_of(side, found.site), sample, one)
             for side, one in zip(facts, (sample.trainer, sample.rollout), strict=True)
@@ -211,6 +211,10 @@ class Session:
             **_seen(seen),
         )
         return Answered(located=located, sample=sample)
+
+    def _weight_difference(self, name: str, weights: Mapping[str, torch.Tensor]) -> WeightDifference | None:
+        """None for a parameter that one side lacks."""
+        return weight_difference(name, weights[name], self._rollout.weight(name)) if name in weights else None
 
     def _held(
         self, site: Site, weights: Mapping[str, torch.Tensor], wrong: Sequence[str]

@@ -31,6 +31,8 @@ def locate_between(
     parts: Parts, trainer: Setting, rollout: Setting, given: Given, folder: Path, say: Callable[[str], None]
 ) -> Answered:
     """Both sides compute one sequence. Raises ValueError for settings that can't be served, RunFailed for a failure."""
+    decoder = Decoder.read(trainer.inputs.model, trainer.config.segments)
+    decoder.check_sizes(Decoder.read(rollout.inputs.model, rollout.config.segments))
     say("starting both sides")
     with (
         scratch_folder() as scratch,
@@ -40,7 +42,6 @@ def locate_between(
         response = given.response or _generate(engines, given, rollout.config.temperature, timeout)
         sequence = TracedSequence("0", (*given.prompt, *response), len(given.prompt), rollout.config.temperature)
         say(f"tracing {len(sequence.token_ids)} tokens")
-        decoder = Decoder.read(trainer.inputs.model, trainer.config.segments)
         session = Session(TrainerHosts(ranks, timeout), RolloutHosts(engines, timeout), decoder, scratch)
         return session.locate(Question(sequences=[sequence], number=0, last=len(sequence.token_ids) - 1))
 

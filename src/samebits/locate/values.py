@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +26,10 @@ class ElementDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class RowDifference:
-    """`count` of `total` elements differ. `histogram` counts them by steps: `=1`, `2-3`, ..., `not a number`."""
+    """`count` of `total` elements differ, finite ones by `max_abs` at most (None: there is none).
+
+    `histogram` counts them by steps: `=1`, `2-3`, ..., `not a number`.
+    """
 
     point: str
     dtype: str
@@ -35,7 +37,7 @@ class RowDifference:
     total: int
     first: ElementDifference
     worst: ElementDifference
-    max_abs: float
+    max_abs: float | None
     histogram: dict[str, int]
 
 
@@ -76,7 +78,7 @@ def compare_rows(
         total=len(left),
         first=element(0),
         worst=element(worst),
-        max_abs=float(finite.max()) if len(finite) else math.inf,
+        max_abs=float(finite.max()) if len(finite) else None,
         histogram=_histogram(steps, nan),
     )
 

@@ -166,9 +166,11 @@ class Scored:
         }
 
     def _weights(self, scores: Scores) -> dict[str, Any]:
-        first = self._scores.get(("trainer", next(iter(self._matrix.layouts["trainer"]))))
-        if not scores.steps or first is None or not first.steps:
+        """Beside those of the first trainer layout that came to its end."""
+        if not scores.steps:
             return {}
+        every = (self._scores.get(("trainer", name)) for name in self._matrix.layouts["trainer"])
+        first = next(found for found in every if found is not None)
         weights = str(scores.steps[-1]["weights"])
         return {"weights": weights, "weights_as_reference": weights == first.steps[-1]["weights"]}
 

@@ -21,6 +21,7 @@ from samebits.timeline.events import Published
 from samebits.timeline.ledger import read
 
 Say = Callable[[str], None]
+_UNKNOWN = {"verdict": "cannot tell", "weights": "", "weights_as_reference": True}
 
 
 def train_pairs(
@@ -33,7 +34,7 @@ def train_pairs(
         config = matrix.config(trainer, rollout, run_dir=str(run))
         entry = {"trainer": trainer, "rollout": rollout, **_pair(config, run, parts, key, matrix.same_weights)}
         if entry["verdict"] != "cannot tell":
-            entry |= _as_reference(entry, pairs)
+            entry |= as_reference(entry, pairs)
         pairs.append(entry)
         say(f"{trainer} with {rollout}: {entry['verdict']}, {entry.get('compared_tokens', 0)} tokens")
     return pairs, {
@@ -48,17 +49,12 @@ def _pair(config: RunConfig, run: Path, parts: Parts, key: str, same_weights: bo
         try:
             run_job(config, parts)
         except (RunFailed, ValueError, OSError) as error:
-            return {"verdict": "cannot tell", "problem": str(error), "weights": "", "weights_as_reference": True}
+            return {**_UNKNOWN, "problem": str(error)}
         write_finished(mark, wanted, {})
     found = verify(run)
     totals = found.totals
     if found.problems:
-        return {
-            "verdict": "cannot tell",
-            "problem": "; ".join(found.problems),
-            "weights": "",
-            "weights_as_reference": True,
-        }
+        return {**_UNKNOWN, "problem": "; ".join(found.problems)}
     weights = [event.digest for event in read(run / TIMELINE).events if isinstance(event, Published)]
     return {
         "verdict": found.verdict.value,
@@ -78,10 +74,10 @@ def logp_digest(run: Path, steps: int) -> str:
     return digest_of([[s.key, list(s.token_ids), list(s.rollout_bits), list(s.trainer_bits)] for s in samples])
 
 
-def _as_reference(entry: dict[str, Any], before: list[dict[str, Any]]) -> dict[str, bool]:
-    """Whether this pair gave what the first pair gave."""
-    first = before[0] if before else entry
+def as_reference(entry: dict[str, Any], before: list[dict[str, Any]]) -> dict[str, bool]:
+    """Whether this pair gave what the first pair gave that came to its end."""
+    first = next((pair for pair in before if "logp" in pair), entry)
     return {
-        "logp_as_reference": entry["logp"] == first.get("logp"),
-        "weights_as_reference": entry["weights"] == first.get("weights"),
+        "logp_as_reference": entry["logp"] == first["logp"],
+        "weights_as_reference": entry["weights"] == first["weights"],
     }

@@ -56,20 +56,18 @@ class Matrix:
         try:
             return load_config(settings)
         except ValueError as error:
-            names = " with ".join(filter(None, (trainer, rollout)))
-            raise ValueError(f"{f'layout {names}' if names else 'job'}: {error}") from error
+            names = [name for name in (trainer, rollout) if name]
+            raise ValueError(f"{'layout ' + ' with '.join(names) if names else '[job]'}: {error}") from error
 
     @property
     def max_tp(self) -> int:
         """K segments for all layouts alike: those that the job asks for, or the largest tensor parallelism."""
-        sizes = [
-            one.get(f"{_PREFIX[side]}tp", 1)
-            for side in SIDES
-            for one in self.layouts[side].values()
-            if isinstance(one.get(f"{_PREFIX[side]}tp", 1), int)
-        ]
+        tables = self.job, *(one for side in SIDES for one in self.layouts[side].values())
+        given = [one.get(f"{prefix}tp") for one in tables for prefix in _PREFIX.values()]
+        largest = max((size for size in given if isinstance(size, int)), default=1)
         # A size that is no power of two is refused where it stands, in its layout.
-        return int(self.job.get("max_tp") or 1 << (max(sizes) - 1).bit_length())
+        wanted: int = self.job.get("max_tp") or 1 << (largest - 1).bit_length()
+        return wanted
 
 
 def read_matrix(file: Path, flags: Mapping[str, Any]) -> Matrix:
@@ -135,14 +133,21 @@ def _pairs(
     for pair in given:
         if not isinstance(pair, list) or tuple(pair) not in every:
             raise ValueError(f"{file}: pairs: {pair} is not [trainer layout, rollout layout]")
-    return tuple((trainer, rollout) for trainer, rollout in given)
+    pairs = tuple((trainer, rollout) for trainer, rollout in given)
+    if not pairs or len(set(pairs)) != len(pairs):
+        raise ValueError(f"{file}: pairs: want each pair once, and at least one; leave it out for all of them")
+    return pairs
 
 
 def _check(matrix: Matrix, file: Path) -> None:
     if matrix.form not in FORMS:
         raise ValueError(f"{file}: form must be one of {', '.join(FORMS)}, got {matrix.form!r}")
-    if not isinstance(matrix.steps, int) or matrix.steps < 0:
+    if type(matrix.steps) is not int or matrix.steps < 0:
         raise ValueError(f"{file}: steps must be a number from 0 on, got {matrix.steps!r}")
+    if matrix.form == "train" and matrix.steps:
+        raise ValueError(f"{file}: form train takes num_rollout steps, set in [job]; leave steps out")
+    if matrix.form == "score" and matrix.same_weights and not matrix.steps:
+        raise ValueError(f"{file}: same_weights compares what steps lead to; give steps, or leave same_weights out")
     job = matrix.config(None, None)
     if job.run_dir is not None or job.tensorboard or job.wandb != "off":
         raise ValueError(f"{file}: a matrix has no run_dir, tensorboard or wandb; --matrix-dir says where records go")

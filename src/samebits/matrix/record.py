@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from samebits.evidence.store import json_bytes, write_whole
+from samebits.timeline.events import parse_json
 
 SCHEMA = "samebits.matrix/1"
 RECORD, TABLE = "matrix.json", "matrix.md"
@@ -26,11 +26,12 @@ def write_json(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_finished(path: Path, key: str) -> dict[str, Any] | None:
-    """The content that was written under the same key, if it was."""
-    if not path.is_file():
+    """The content that was written under the same key, if it was: what can't be read has to be done again."""
+    try:
+        found = parse_json(path.read_bytes())
+    except (FileNotFoundError, ValueError):
         return None
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return found["content"] if found.get("key") == key else None
+    return found.get("content") if isinstance(found, dict) and found.get("key") == key else None
 
 
 def write_finished(path: Path, key: str, content: Mapping[str, Any]) -> None:
@@ -39,8 +40,9 @@ def write_finished(path: Path, key: str, content: Mapping[str, Any]) -> None:
 
 def columns(record: Mapping[str, Any]) -> list[str]:
     """The heads of the table of pairs."""
-    heads = ["trainer", "rollout", "verdict", "tokens", "mismatch_count", "max_abs_diff", "log-probabilities", "as TP1"]
-    return [*heads, *(["weights", "as TP1"] if any(pair["weights"] for pair in record["pairs"]) else [])]
+    counts = ["tokens", "mismatch_count", "max_abs_diff"]
+    weights = ["weights", "as first"] if any(pair["weights"] for pair in record["pairs"]) else []
+    return ["trainer", "rollout", "verdict", *counts, "log-probabilities", "as first", *weights]
 
 
 def rows(record: Mapping[str, Any]) -> list[list[str]]:
@@ -79,13 +81,18 @@ def markdown(record: Mapping[str, Any]) -> str:
         f"{len(record['pairs'])} pairs: **{record['verdict']}**. Form `{record['form']}`: {record['how']}.",
         "",
         f"Run contract `{record['contract'][:12]}`, {record['max_tp']} K segments. Digests are the first 12 digits of "
-        "a SHA-256; `as TP1` compares with the first layout of each side, which is one process.",
+        "a SHA-256; `as first` compares with the first layouts of both sides.",
         "",
         "| " + " | ".join(heads) + " |",
         "| " + " | ".join("---" for _ in heads) + " |",
-        *("| " + " | ".join(cells) + " |" for cells in rows(record)),
+        *("| " + " | ".join(map(_on_one_line, cells)) + " |" for cells in rows(record)),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _on_one_line(cell: str) -> str:
+    """An error's text may have lines, and bars, which end a cell."""
+    return " ".join(cell.split()).replace("|", "\\|")
 
 
 def grid(record: Mapping[str, Any]) -> str:
@@ -115,5 +122,5 @@ def _cell(pair: Mapping[str, Any] | None) -> str:
         return ""
     if pair["verdict"] == "cannot tell":
         return "cannot tell"
-    same = "" if pair["logp_as_reference"] else ", not as TP1"
+    same = "" if pair["logp_as_reference"] else ", not as first"
     return f"{pair['mismatch_count']:,} of {pair['compared_tokens']:,}{same}"

@@ -12,15 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from samebits.trace.points import Point
 from samebits.trace.side import SideTrace, Token
 
+_Array = np.ndarray[Any, Any]
+
 
 def encode_traces(sides: Mapping[str, SideTrace]) -> bytes:
     """The file's bytes."""
-    tensors: dict[str, np.ndarray[Any, Any]] = {}
+    tensors: dict[str, _Array] = {}
     for side, trace in sides.items():
         for point, digests in trace.digests.items():
             start = f"{side}/{point}/{trace.dtypes[point]}"
@@ -36,9 +39,12 @@ def encode_traces(sides: Mapping[str, SideTrace]) -> bytes:
 
 
 def read_traces(path: Path) -> dict[str, SideTrace]:
-    """What `encode_traces` wrote, by side. Raises ValueError for names that are none of its own, OSError."""
+    """What `encode_traces` wrote, by side. Raises ValueError for anything else, OSError."""
     sides: dict[str, SideTrace] = {}
-    tensors = load(path.read_bytes())
+    try:
+        tensors = load(path.read_bytes())
+    except SafetensorError as error:
+        raise ValueError(f"{path.name}: no readable trace: {error}") from error
     for name in tensors:
         side, at, dtype, kind = (*name.split("/"), "", "", "")[:4]
         layer, _, label = at.partition(".")
@@ -48,10 +54,19 @@ def read_traces(path: Path) -> dict[str, SideTrace]:
             continue
         trace, point = sides.setdefault(side, SideTrace()), Point(int(layer), label)
         start = name.removesuffix("tokens")
-        tokens = [Token(*pair) for pair in tensors[name].tolist()]
-        digests = tensors[f"{start}digests"].view(np.uint64).tolist()
+        places, digests, rows = (tensors.get(f"{start}{kind}") for kind in ("tokens", "digests", "rows"))
+        if places is None or digests is None or not _fit(places, digests, rows):
+            raise ValueError(f"{path.name}: {start}... are not the tokens and digests of a trace")
+        tokens = [Token(*pair) for pair in places.tolist()]
         trace.dtypes[point] = dtype
-        trace.digests[point] = dict(zip(tokens, digests, strict=True))
-        if f"{start}rows" in tensors:
-            trace.rows[point] = dict(zip(tokens, tensors[f"{start}rows"], strict=True))
+        trace.digests[point] = dict(zip(tokens, digests.view(np.uint64).tolist(), strict=True))
+        if rows is not None:
+            trace.rows[point] = dict(zip(tokens, rows, strict=True))
     return sides
+
+
+def _fit(places: _Array, digests: _Array, rows: _Array | None) -> bool:
+    """Whether these are arrays of one point."""
+    count = len(places)
+    shapes = (places.shape, digests.shape) == ((count, 2), (count,)) and (rows is None or len(rows) == count)
+    return shapes and {places.dtype, digests.dtype} == {np.dtype(np.int64)}

@@ -1,8 +1,9 @@
 """The vendor's matrix product, for shapes where it was seen to give the contract's bits: a certificate says so.
 
-A certificate holds for one shape, layout, card, library version and workspace. It is issued by comparing every output
-of torch.mm with the kernels of this room on random and adversarial inputs, launched one by one and inside a captured
-graph; nothing is assumed about other shapes. Who issues them asks `launch.vendor_plan` where they pay.
+A certificate holds for one shape, layout, card, library version, workspace and settings of torch. It is issued by
+comparing every output of torch.mm with the kernels of this room on random and adversarial inputs, launched one by one
+and inside a captured graph; nothing is assumed about other shapes. Who issues them asks `launch.vendor_plan` where they
+pay.
 
 The vendor writes another NaN pattern (0x7fff). Every operator that follows replaces it by the canonical one, so it
 can show in the bits of this one output and nowhere else.
@@ -35,6 +36,7 @@ class Certificate:
     library: str
     torch: str
     workspace: str
+    reduced_precision: str
     layout: str = f"row-major bfloat16, contiguous, aligned to {ALIGNMENT} bytes"
     trials: tuple[str, ...] = TRIALS
 
@@ -43,7 +45,8 @@ class Certificate:
         return asdict(self)
 
 
-_certified: dict[tuple[int, int, int, torch.device], Certificate] = {}
+_Key = tuple[int, int, int, torch.device, object, object]
+_certified: dict[_Key, Certificate] = {}
 _served = [0]
 
 
@@ -62,7 +65,8 @@ def certify(m: int, n: int, k: int, device: torch.device, workspace: str = "") -
 
     `workspace`: what somebody chose as the library's scratch memory; torch's own size where it is empty.
     """
-    _certified.pop((m, n, k, device), None)
+    library, reduced = _settings()
+    _certified.pop((m, n, k, device, library, reduced), None)
     if not all(_agrees(*_inputs(trial, m, n, k, device)) for trial in TRIALS):
         return None
     certificate = Certificate(
@@ -73,10 +77,19 @@ def certify(m: int, n: int, k: int, device: torch.device, workspace: str = "") -
         device_arithmetic(device),
         library_version(),
         torch.__version__,
-        str(torch.backends.cuda.preferred_blas_library()).rpartition(".")[2] + workspace,
+        str(library).rpartition(".")[2] + workspace,
+        str(reduced),
     )
-    _certified[m, n, k, device] = certificate
+    _certified[m, n, k, device, library, reduced] = certificate
     return certificate
+
+
+def _settings() -> tuple[object, object]:
+    """What of this process' settings chooses among the library's kernels: anybody may change it at any time."""
+    return (
+        torch.backends.cuda.preferred_blas_library(),
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+    )
 
 
 def certificates() -> tuple[Certificate, ...]:
@@ -95,8 +108,9 @@ def revoke() -> None:
 
 
 def product(x: Tensor, weight: Tensor, y: Tensor) -> bool:
-    """y = x weight^T by the vendor if that shape is certified here; False where nothing was done."""
-    if not _certified or (x.shape[0], weight.shape[0], x.shape[1], x.device) not in _certified:
+    """y = x weight^T by the vendor if that shape is certified here, under torch's present settings; False where nothing
+    was done."""
+    if not _certified or (x.shape[0], weight.shape[0], x.shape[1], x.device, *_settings()) not in _certified:
         return False
     if y.dtype != torch.bfloat16 or not all(t.is_contiguous() and t.data_ptr() % ALIGNMENT == 0 for t in (x, weight)):
         return False

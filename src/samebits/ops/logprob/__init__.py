@@ -35,6 +35,19 @@ def logprob(
     return impl.logprob(logits, targets[:, None] if targets.ndim == 1 else targets, temperature).view(targets.shape)
 
 
+def score(logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """`logprob` of one target [T] a row for a caller that must not wait for the device: no value is looked at.
+
+    Temperatures fp32 [T] are the caller's to check.
+    """
+    check_logits("score", logits)
+    check_ids("score", "targets", targets, logits.shape[0])
+    scored: torch.Tensor = pick("logprob", BACKENDS, None, logits, targets).logprob(
+        logits, targets[:, None], temperature
+    )
+    return scored[:, 0]
+
+
 def lse_state(logits: torch.Tensor, temperature: Temperature = 1.0, backend: str | None = None) -> torch.Tensor:
     """The order-free state of each row of logits fp32 [T, V]: int64 [T, 5], top window and 4 window sums."""
     check_logits("lse_state", logits)
