@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,13 @@ def test_an_index_of_several_files_is_followed(tmp_path: Path) -> None:
         weight_map.update(dict.fromkeys(chosen, part))
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     assert read_tensors(path).keys() == tensors.keys()
+
+
+def test_what_could_not_be_written_is_named(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        with pytest.raises(OSError, match=r"cannot write .*/model\.safetensors\.part: .*File too large"):
+            save_tensors({"x": torch.zeros(1 << 20)}, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -123,6 +123,7 @@ def run(file: Path, *words: str) -> tuple[int, str]:
 
 EDITS = [
     ("train_tp = 2", "train_tp = 3", "layout tp2-sp with tp1: train_tp 3 is not a power of two", "2 and 4"),
+    ("rollout_tp = 4", "rollout_tp = 6", "layout tp1 with tp4: rollout_tp 6 is not a power of two", "4 and 8"),
     ("rollout_tp = 4", "rollout_tp = 16", "pair tp1 with tp4: rollout_tp 16: attention: query heads (8)", "works: 8"),
     ("train_pp = 2", "train_pp = 8", "pair pp2 with tp1: pipeline: layers", "nearest layout that works"),
     ("train_cp = 2", "rollout_tp = 2", "[trainer.cp2]: rollout_tp is no setting of a trainer layout", "in [job]"),

@@ -108,3 +108,21 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "swiglu cpu width17\n"
     assert main(["--backend", "nobody", "--filter", "swiglu width17"]) == 2
     assert "no backend 'nobody'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--filter", "rms_norm nowhere"], "error: no case contains the words of 'rms_norm nowhere'; see --list"),
+        (["--device", "gpu"], "error: device 'gpu': want cpu, or a card that torch sees, such as cuda or cuda:1: "),
+        (["--device", "cuda:99", "--backend", "triton"], "error: device 'cuda:99': want cpu, or a card"),
+    ],
+)
+def test_where_nothing_can_run_the_reason_is_one_line(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(message)
+    assert shown.err.count("\n") == 1

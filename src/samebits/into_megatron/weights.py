@@ -254,8 +254,14 @@ def load_parameters(path: str | Path, shape: ModelShape, ranks: int, rank: int) 
 
 
 def save_tensors(tensors: HFTensors, directory: Path) -> None:
-    """Write `directory`/model.safetensors; the name appears only when the file is complete."""
+    """Write `directory`/model.safetensors; the name appears only when the file is complete.
+
+    Raises OSError that names the file which could not be written.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     unfinished = directory / "model.safetensors.part"
-    save_file(dict(tensors), unfinished, metadata={"format": "pt"})
+    try:
+        save_file(dict(tensors), unfinished, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"cannot write {unfinished}: {error}") from error
     unfinished.replace(directory / "model.safetensors")

@@ -65,7 +65,8 @@ class Matrix:
         tables = self.job, *(one for side in SIDES for one in self.layouts[side].values())
         given = [one.get(f"{prefix}tp") for one in tables for prefix in _PREFIX.values()]
         largest = max((size for size in given if isinstance(size, int)), default=1)
-        wanted: int = self.job.get("max_tp") or largest
+        # A size that is no power of two is refused where it stands, in its layout.
+        wanted: int = self.job.get("max_tp") or 1 << (largest - 1).bit_length()
         return wanted
 
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from samebits.backends import ARITHMETICS, announced
 from samebits.bits import digest
 from samebits.testing.cases import OPS, Case, Subject, applies, cases, compared, left_of, right_of
@@ -131,12 +133,28 @@ def _rows(asked: argparse.Namespace) -> list[Row]:
     return chosen(table(subject, asked.long, ops_of(asked.backend)), asked.filter)
 
 
+def _problem(asked: argparse.Namespace, rows: Sequence[Row]) -> str:
+    """Why no case can run, or an empty text."""
+    if not rows:
+        return f"no case contains the words of {asked.filter!r}; see --list"
+    try:
+        torch.empty(1, device=asked.device)
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts that it has it
+        reason = str(error).partition("\n")[0]
+        return f"device {asked.device!r}: want cpu, or a card that torch sees, such as cuda or cuda:1: {reason}"
+    return ""
+
+
 def main(words: Sequence[str]) -> int:
     asked = _parsed(words)
     rows = _rows(asked)
     if asked.list:
         print("\n".join(map(str, rows)))
         return 0
+    problem = _problem(asked, rows)
+    if problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
     counts: Counter[str] = Counter()
     for result in results(words, rows, asked.processes):
         counts[result.outcome] += 1
