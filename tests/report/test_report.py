@@ -128,6 +128,7 @@ def test_hostile_records_are_shown_as_text(tmp_path: Path) -> None:
 
 ODD_ROUTES: list[dict[str, Any]] = [
     {"modules": {"a": 1}}, {"modules": [1]}, {"counters": {"a": "x"}}, {"counters": {"a": 10**400}}, {"rank": [1]},
+    {"counters": {"a": -(10**400)}},
 ]  # fmt: skip
 
 
