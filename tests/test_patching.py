@@ -76,6 +76,29 @@ def test_an_inherited_method_is_removed_again(target: ModuleType) -> None:
     assert Target().inherited() == "base"
 
 
+def test_patches_over_one_another_are_taken_back_one_by_one(target: ModuleType) -> None:
+    below = patch("free", lambda original: lambda x: original(x) + 1)
+    above = patch("free", lambda original: lambda x: original(x) * 10)
+    below.apply()
+    above.apply()
+    assert (target.free(1), below.in_place(), above.in_place()) == (20, False, True)
+    with pytest.raises(RuntimeError, match="not in place"):
+        below.undo()
+    above.undo()
+    assert (target.free(1), below.in_place(), above.in_place()) == (2, True, False)
+    below.undo()
+    assert target.free is free
+
+
+def test_a_block_inside_another_leaves_the_patch_to_it(target: ModuleType) -> None:
+    one = patch("free", lambda original: lambda x: original(x) + 1)
+    with one.applied():
+        with one.applied():
+            assert target.free(1) == 2
+        assert target.free(1) == 2
+    assert target.free is free
+
+
 def test_applying_twice_wraps_once(target: ModuleType) -> None:
     one = patch("free", lambda original: lambda x: original(x) + 1)
     one.apply()

@@ -108,17 +108,16 @@ class Patch:
         replacement = self.make(getattr(owner, name))
         if isinstance(kept, (staticmethod, classmethod)):
             replacement = type(kept)(replacement)
-        _applied[self.symbol.path] = _Applied(
-            patch=self, kept=kept if name in vars(owner) else _ABSENT, replacement=replacement
-        )
+        applied = _Applied(patch=self, kept=kept if name in vars(owner) else _ABSENT, replacement=replacement)
+        _applied.setdefault(self.symbol.path, []).append(applied)
         setattr(owner, name, replacement)
 
     def undo(self) -> None:
-        """Put the original back. Raises RuntimeError when this patch is not the one in place."""
+        """Put back what was there before. Raises RuntimeError when this patch is not the one in place."""
         if not self.in_place():
             raise RuntimeError(f"{self.symbol.path}: this patch is not in place, so it can't be undone")
         owner, name = self.symbol.owner()
-        kept = _applied.pop(self.symbol.path).kept
+        kept = _applied[self.symbol.path].pop().kept
         if kept is _ABSENT:
             delattr(owner, name)
         else:
@@ -127,14 +126,17 @@ class Patch:
     def in_place(self) -> bool:
         """True while the symbol is this patch's replacement and nobody put something else over it."""
         applied = _applied.get(self.symbol.path)
-        if applied is None or applied.patch is not self:
+        if not applied or applied[-1].patch is not self:
             return False
         owner, name = self.symbol.owner()
-        return inspect.getattr_static(owner, name, None) is applied.replacement
+        return inspect.getattr_static(owner, name, None) is applied[-1].replacement
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """In place inside the `with` block only."""
+        """In place inside the `with` block; afterwards as before it."""
+        if self.in_place():
+            yield
+            return
         self.apply()
         try:
             yield
@@ -160,4 +162,5 @@ class _Applied:
     replacement: Any
 
 
-_applied: dict[str, _Applied] = {}
+# Of each symbol, the patches over one another, the last one on top.
+_applied: dict[str, list[_Applied]] = {}

@@ -45,6 +45,7 @@ def test_the_cases_of_a_module_leave_the_others_strict() -> None:
         ("ffn=R", "no case"),
         ("ffn=R/R/R", "no case"),
         ("../ffn=R/R", "want M101"),
+        ("ffn=P/R,logp=P/R,ffn=R/R", "ffn stands there more than once"),
     ],
 )
 def test_a_wrong_arm_is_named(text: str, message: str) -> None:

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 from samebits.cli.main import app
 from samebits.cli.wiring import parts
+from samebits.matrix.model import write_model
 from samebits.rl.config import RunConfig, load_config
-from samebits.rl.inputs import resolve_inputs
+from samebits.rl.inputs import PRESETS, resolve_inputs
 from samebits.rl.job import run_job
 from samebits.rl.recorded import RecordedTokens
 from samebits.testing.runs import write_run
@@ -111,10 +112,43 @@ def test_weights_that_are_not_the_model_s(tmp_path: Path, setting: str, change: 
     assert CHECKPOINTS[change] in refused(tmp_path, **{setting: str(tmp_path / "model")})
 
 
+ODD_VALUES = {
+    "architectures": (5, True, [["Qwen3ForCausalLM"]]),
+    "num_hidden_layers": ("2", 0),
+    "num_attention_heads": ("2", 2.5),
+    "num_key_value_heads": ("2", -1),
+    "head_dim": ("2", []),
+    "intermediate_size": ("2", True),
+    "max_position_embeddings": ("2", {}, None),
+    "rope_theta": ([], {}),
+    "rope_parameters": (5, ["x"], {"rope_theta": []}),
+    "layer_types": (5, [["full_attention"]]),
+}
+
+
+@pytest.mark.parametrize("name", ODD_VALUES)
+def test_a_model_s_configuration_of_another_form(tmp_path: Path, name: str) -> None:
+    words = {"architectures": "architecture", "rope_parameters": "rope_", "layer_types": "sliding"}.get(name, name)
+    model = write_model(tmp_path / "model", {"vocab_size": 512}, PRESETS / "arithmetic/model")
+    shape = json.loads((model / "config.json").read_text())
+    for value in ODD_VALUES[name]:
+        (model / "config.json").write_text(json.dumps({**shape, name: value}))
+        assert words in refused(tmp_path, model=str(model), max_prompt_length=64)
+
+
+@pytest.mark.parametrize("file", [3, None, ["x"]])
+def test_an_index_that_names_no_files(tmp_path: Path, file: object) -> None:
+    model = write_model(tmp_path / "model", {"vocab_size": 512}, PRESETS / "arithmetic/model")
+    (model / "model.safetensors").rename(model / "part.safetensors")
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": file}}))
+    assert "names no files" in refused(tmp_path, model=str(model), max_prompt_length=64)
+
+
 ELSEWHERE = {
     ("ablate", "--kv-cache-gib", "0.001", "--arm", "M000"): "kv_cache_gib 0.001: one sequence",
     ("ablate", "--train-cp", "2", "--arm", "M000"): "no context parallelism",
     ("locate", "--trainer-model", "preset:arithmetic", "--trainer-tp", "3"): "train_tp 3 is not a power of two",
+    ("locate", "--trainer-model", "preset:arithmetic", "--trainer-case", "ffn=R,ffn=P"): "module=route, each once",
     ("locate", "--trainer-model", "preset:arithmetic", "--temperature", "5"): "temperature 5.0 is above 2",
     (
         "locate",

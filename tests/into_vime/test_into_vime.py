@@ -139,6 +139,7 @@ def test_chunking_that_is_off(chunk: int) -> None:
         ({"target_ids": TARGETS[1:]}, ValueError, "300 rows for 299 targets"),
         ({"temperature": 0.0}, ValueError, "positive and finite"),
         ({"temperature": "warm"}, TypeError, "got str"),
+        ({"temperature": True}, TypeError, "got bool"),
         ({"temperature": torch.ones(3)}, ValueError, r"must be \[300\]"),
         ({"token_layout": vime_like.TokenLayout(2, 0, "single")}, ValueError, "single means one rank"),
         ({"logits": torch.zeros(ROWS, 3)}, ValueError, "3 columns"),

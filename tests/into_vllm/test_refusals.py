@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from models import QWEN3, make_model, make_requests
 
 from samebits.contract.routes import ModuleRoutes, Route
 from samebits.into_vllm.config import EngineConfig
-from samebits.into_vllm.engine import EngineRefused
+from samebits.into_vllm.engine import EngineRefused, RolloutEngine
 from samebits.into_vllm.patches import SAMPLER
 from samebits.into_vllm.places import NotCovered, places_of
 from samebits.into_vllm.plan import RoutePlan
@@ -59,6 +60,8 @@ def test_uncovered_models_are_named(home: Path, tiny: Path) -> None:
     try:
         host.start(refuse_all_host).result(timeout=120)
         said = host.call("answers", [str(p) for p in (*paths, tiny)]).result(timeout=240)
+        too_long = engine_config(tiny, max_model_len=100_000)
+        assert host.call("left_behind", too_long, str(home)).result(timeout=120) == []
     finally:
         host.kill()
     for words, answer in zip((*UNCOVERED, "covered"), said, strict=True):
@@ -68,6 +71,14 @@ def test_uncovered_models_are_named(home: Path, tiny: Path) -> None:
 class refuse_all_host:
     def answers(self, paths: list[str]) -> list[str]:
         return refuse_all(paths)
+
+    def left_behind(self, config: EngineConfig, folder: str) -> list[str]:
+        """The scratch folders of an engine that was refused, while its error is still looked at."""
+        tempfile.tempdir = folder
+        with pytest.raises(EngineRefused, match="max_model_len") as held:
+            RolloutEngine(config)
+        assert held.tb is not None
+        return [path.name for path in Path(folder).glob("samebits-*")]
 
 
 def test_an_engine_does_not_start_on_an_uncovered_module(home: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from samebits.cli.located import show
@@ -48,6 +50,27 @@ def test_a_narrow_terminal_shows_all_of_a_name(
     side = SideFacts(route="R", implementation=name, parameters={"eps": 1e-06}, gives_the_contract=True)
     show(Located(verdict=Verdict.DIFFERENT, summary="differs", trainer=side, rollout=side))
     assert capsys.readouterr().out.count(f" {name} ") == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"differences": {"a": 1}},
+        {"differences": [1, {"first": "x"}]},
+        {
+            "differences": [
+                {"count": "<script>", "total": "<script>", "first": {"column": "<script>", "ulps": "<script>"}}
+            ]
+        },
+        {"hints": 5, "kind": ["<script>"], "repro": {"<script>": 1}},
+        {"trainer": {"gives_the_contract": [1]}, "rollout": "<script>"},
+    ],
+)
+def test_a_record_of_any_form_is_shown_as_text(changes: dict[str, Any]) -> None:
+    record = {"schema": "samebits.locate/1", "verdict": "different", "summary": "differs"}
+    html = located_section({**record, **changes})
+    assert "differs" in html
+    assert "<script>" not in html
 
 
 def test_another_record_is_left_out() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from samebits.contract import run_contract
 from samebits.contract.boundaries.linear import LINEAR
@@ -17,6 +20,7 @@ from samebits.evidence.verify import verify
 from samebits.report import write_report
 from samebits.report.charts import bar_chart, line_chart, number, stacked_chart, ticks
 from samebits.report.series import collect
+from samebits.report.terminal import print_report
 from samebits.testing.runs import write_run
 from samebits.timeline.ledger import read
 
@@ -120,6 +124,39 @@ def test_hostile_records_are_shown_as_text(tmp_path: Path) -> None:
     reader = page(tmp_path / "run")
     assert not {"img", "u"} & {tag for tag, _ in reader.tags}
     assert sum(tag == "script" for tag, _ in reader.tags) == 1
+
+
+ODD_ROUTES: list[dict[str, Any]] = [
+    {"modules": {"a": 1}}, {"modules": [1]}, {"counters": {"a": "x"}}, {"counters": {"a": 10**400}}, {"rank": [1]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", ODD_ROUTES, ids=str)
+def test_route_records_of_any_form_have_a_page(tmp_path: Path, changes: dict[str, Any]) -> None:
+    write_run(tmp_path / "run")
+    route = next((tmp_path / "run" / "routes").iterdir())
+    route.write_text(json.dumps({**json.loads(route.read_text()), **changes}))
+    (tmp_path / "run" / "manifest.json").write_text('{"contract": {"content": {"boundaries": {"a": 1}}}, "config": 3}')
+    assert "Cannot tell" in page(tmp_path / "run").words
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("sampled", {"reward": 1.7e308}),
+        ("timed", {"seconds": {"generate": 1.7e308, "train": 1.7e308}}),
+        ("timed", {"seconds": {"generate": 5e-324}}),
+        ("trained", {"loss": -1.7e308, "kl": 1.7e308}),
+        ("compared", {"max_abs_diff": 1.7e308}),
+    ],
+)
+def test_values_that_no_chart_can_draw_have_a_page(tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
+    write_run(tmp_path / "run")
+    timeline = tmp_path / "run" / "timeline.jsonl"
+    lines = [json.loads(line) for line in timeline.read_text().splitlines()]
+    timeline.write_text("".join(json.dumps({**x, **changes} if x["kind"] == kind else x) + "\n" for x in lines))
+    assert "Cannot tell" in page(tmp_path / "run").words
+    print_report([tmp_path / "run"], Console(file=io.StringIO()))
 
 
 VALUES = st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=60)

@@ -94,6 +94,18 @@ def test_a_fixed_capacity_keeps_its_addresses_and_refuses_more() -> None:
         recorder.place(Rows(every, every, every))
 
 
+def test_a_fixed_capacity_forgets_the_rows_of_a_larger_batch() -> None:
+    recorder, point, places = Recorder(capacity=4), Point(0, "x"), torch.tensor([298, 299])
+    recorder.place(Rows(places, torch.zeros_like(places), places))
+    recorder.note(point, ROWS)
+    recorder.collect()
+    recorder.place(Rows(places[:1] * 0, places[:1] * 0, places[:1] * 0))
+    recorder.note(point, ROWS[:2])
+    recorder.collect()
+    digests = assemble([recorder.take()]).digests[point]
+    assert digests == {Token(0, row): int(row_digests(ROWS)[row]) % (1 << 64) for row in (0, 298, 299)}
+
+
 def test_traces_come_back_from_a_file(tmp_path: Path) -> None:
     sides = {name: assemble(record(ROWS + value, torch.arange(300), (0, 48))) for name, value in (("a", 0), ("b", 1))}
     file = tmp_path / "traces.safetensors"

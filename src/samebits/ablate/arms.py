@@ -63,18 +63,20 @@ def parse_arm(text: str) -> Arm:
         if text.upper() not in arms:
             raise ValueError(f"no arm {text!r}: want M and a 0 or 1 for each of {', '.join(MODULES)}, such as M101")
         return arms[text.upper()]
-    cases = dict.fromkeys(MODULES, "R/R")
+    cases: dict[str, str] = {}
     for part in text.split(","):
         module, sign, case = part.partition("=")
         if not sign or module not in MODULES:
             close = difflib.get_close_matches(module, MODULES, n=1, cutoff=0.5)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise ValueError(f"no arm {text!r}: want M101 or MODULE=CASE with a module of {', '.join(MODULES)}{hint}")
+        if module in cases:
+            raise ValueError(f"arm {text!r}: {module} stands there more than once")
         case = case if "/" in case else f"{case[:1]}/{case[1:]}"
         if case not in CASES:
             raise ValueError(f"arm {text!r}: no case {case!r}; known: {', '.join(CASES)}")
         cases[module] = case
-    return Arm(tuple(cases.values()))  # type: ignore[arg-type]
+    return Arm(tuple(cases.get(module, "R/R") for module in MODULES))  # type: ignore[arg-type]
 
 
 def arms_of(named: Iterable[str], modules: Iterable[str]) -> list[Arm]:

@@ -186,13 +186,12 @@ def _config(given: ByHand, model: Path, prompt: int, response: int) -> RunConfig
 
 def _routes(case: str) -> dict[str, str]:
     """R, P, or a route per module: attention=R,ffn=P,logp=R (what is left out is R)."""
-    parts: Sequence[str] = case.split(",")
     if case in ("R", "P"):
         return dict.fromkeys(MODULES, case)
-    routes = dict.fromkeys(MODULES, "R")
-    for part in parts:
+    routes: dict[str, str] = {}
+    for part in case.split(","):
         module, _, route = part.partition("=")
-        if module not in MODULES or route not in ("R", "P"):
-            raise ValueError(f"case {case!r}: want R, P, or module=route with modules {', '.join(MODULES)}")
+        if module not in MODULES or route not in ("R", "P") or module in routes:
+            raise ValueError(f"case {case!r}: want R, P, or module=route, each once, with modules {', '.join(MODULES)}")
         routes[module] = route
-    return routes
+    return dict.fromkeys(MODULES, "R") | routes

@@ -68,7 +68,7 @@ def engine_arguments(config: RunConfig, inputs: Inputs, contract: RunContract, i
     routes = config.routes("rollout")
     shape = read_object(inputs.model / "config.json")
     check_rollout_layout(shape, config.rollout_tp, config.segments)
-    limit = shape.get("max_position_embeddings", 1024)
+    limit = shape.get("max_position_embeddings") or 1024
     length = config.max_prompt_length + config.max_response_length
     if length > limit:
         raise ValueError(

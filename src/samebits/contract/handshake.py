@@ -17,12 +17,17 @@ WIDTH = 60  # characters of a value of one side
 
 
 def model_constants(shape: Mapping[str, Any]) -> dict[str, object]:
-    """What of a model's config.json (as data) belongs into the run contract, besides its weights."""
-    rope = shape.get("rope_parameters") or {}
+    """What of a model's config.json (as data) belongs into the run contract, besides its weights.
+
+    Raises ValueError where it has another form than a config.json.
+    """
+    rope, architectures = shape.get("rope_parameters") or {}, shape.get("architectures") or []
+    if not isinstance(rope, Mapping) or not isinstance(architectures, list):
+        raise ValueError("config.json: rope_parameters must be an object and architectures a list")
     names = ("hidden_size", "head_dim", "num_attention_heads", "num_key_value_heads", "vocab_size", "rms_norm_eps")
     constants: dict[str, object] = {name: shape.get(name) for name in names}
     constants["rope_theta"] = rope.get("rope_theta", shape.get("rope_theta"))
-    constants["architecture"] = ",".join(shape.get("architectures") or [])
+    constants["architecture"] = ",".join(map(str, architectures))
     return constants
 
 

@@ -62,15 +62,18 @@ def read_shape(path: str | Path) -> ModelShape:
 
 def shape_of(config: dict[str, Any], where: str) -> ModelShape:
     """The shape that a parsed Hugging Face configuration describes; `where` is named in errors."""
-    architectures = config.get("architectures") or []
-    if len(architectures) != 1 or architectures[0] not in ARCHITECTURES:
+    architectures = config.get("architectures")
+    if architectures not in [[name] for name in ARCHITECTURES]:
         raise ValueError(f"{where}: architecture {architectures} is not served; served: {', '.join(ARCHITECTURES)}")
-    architecture = architectures[0]
+    (architecture,) = architectures
     for boundary, reason in _refusals(config, architecture):
         raise ValueError(f"{where}: {boundary}: {reason}")
     sizes = {key: _positive_int(config, key, where) for key in _SIZES}
     heads = sizes["num_attention_heads"]
-    kv_heads = config.get("num_key_value_heads") or heads
+    kv_heads, head_dim = (
+        default if config.get(key) is None else _positive_int(config, key, where)
+        for key, default in (("num_key_value_heads", heads), ("head_dim", sizes["hidden_size"] // heads))
+    )
     if heads % kv_heads:
         raise ValueError(f"{where}: attention: {heads} query heads do not divide by {kv_heads} key/value heads")
     return ModelShape(
@@ -80,7 +83,7 @@ def shape_of(config: dict[str, Any], where: str) -> ModelShape:
         ffn=sizes["intermediate_size"],
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=config.get("head_dim") or sizes["hidden_size"] // heads,
+        head_dim=head_dim,
         vocab=sizes["vocab_size"],
         eps=_positive_number(config, "rms_norm_eps", where),
         rope_base=_rope_base(config, where),
@@ -116,21 +119,25 @@ def _positive_number(config: dict[str, Any], key: str, where: str) -> float:
 
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:
-    return config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise ValueError(f"rotary: rope_parameters and rope_scaling must be objects, got {rope!r}")
+    return rope
 
 
 def _rope_base(config: dict[str, Any], where: str) -> float:
     base = _rope(config).get("rope_theta", config.get("rope_theta"))
     if base is None:
         raise ValueError(f"{where}: rotary: rope_theta is missing")
-    return float(base)
+    return _positive_number({"rope_theta": base}, "rope_theta", where)
 
 
 def _refusals(config: dict[str, Any], architecture: str) -> list[tuple[str, str]]:
     """Every feature of the configuration that no boundary covers, as (boundary, reason)."""
     rope = _rope(config)
     rope_type = rope.get("rope_type", rope.get("type", "default"))
-    layer_types = set(config.get("layer_types") or ["full_attention"])
+    layer_types = config.get("layer_types") or ["full_attention"]
+    full_attention = isinstance(layer_types, list) and all(kind == "full_attention" for kind in layer_types)
     experts = [key for key in ("num_experts", "num_local_experts", "n_routed_experts") if config.get(key)]
     checks = (
         ("ffn", bool(experts), f"mixture of experts ({', '.join(experts)}) is not served"),
@@ -143,7 +150,7 @@ def _refusals(config: dict[str, Any], architecture: str) -> list[tuple[str, str]
         ),
         (
             "attention",
-            bool(config.get("use_sliding_window")) or layer_types != {"full_attention"},
+            bool(config.get("use_sliding_window")) or not full_attention,
             "sliding-window attention is not served",
         ),
         ("attention", bool(config.get("attention_dropout")), "attention dropout is not served"),

@@ -237,9 +237,9 @@ def _weight_files(path: Path) -> list[Path]:
         raise ValueError(f"{path}: neither model.safetensors nor model.safetensors.index.json is here")
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        return [path / name for name in sorted(names)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{index} names no files: want JSON with a weight_map from tensors to files") from error
-    return [path / name for name in sorted(names)]
 
 
 def load_parameters(path: str | Path, shape: ModelShape, ranks: int, rank: int) -> dict[str, Tensor]:

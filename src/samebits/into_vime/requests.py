@@ -44,7 +44,7 @@ def to_request(theirs: Any) -> LinearLogpRequest:
         chunk_size=max(_get(theirs, "chunk_size"), 0) or -1,
         log_prob_keep_mask=getattr(theirs, "log_prob_keep_mask", None),
         context=_context(getattr(theirs, "context", None)),
-        temperature=_temperature(getattr(theirs, "temperature", None), targets),
+        temperature=_temperature(getattr(theirs, "temperature", None)),
         metadata=metadata,
     )
 
@@ -65,14 +65,14 @@ def _context(theirs: Any) -> LinearLogpContext | None:
     )
 
 
-def _temperature(given: object, targets: Tensor) -> Temperature:
+def _temperature(given: object) -> Temperature:
     """One number, or one per row: a revision also sends tensors of one element. None means that nothing is scaled."""
     if given is None:
         return 1.0
     if isinstance(given, Tensor):
         flat = given.detach().reshape(-1).float()
         return float(flat[0]) if flat.numel() == 1 else flat
-    if isinstance(given, (int, float)):
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
         return float(given)
     raise TypeError(f"temperature must be a number or a tensor, got {type(given).__name__}")
 

@@ -53,13 +53,17 @@ class RolloutEngine:
         self._plan = RoutePlan.for_engine(config, threads)
         # vLLM's workers leave their sockets behind
         self._scratch = ExitStack()
-        sockets = self._scratch.enter_context(scratch_folder(longest=SOCKET_FOLDER))
-        env.export(environment(config, self._plan, cpus, threads, str(sockets)))
-        self._engine = self._start(torch_threads(config, threads))
-        self._pids = dict(self._ask("samebits_process", during="start"))
-        if config.forced:
-            self._ask("samebits_force", during="start")
-        self.proof()
+        with ExitStack() as on_failure:
+            on_failure.callback(self._scratch.close)
+            sockets = self._scratch.enter_context(scratch_folder(longest=SOCKET_FOLDER))
+            env.export(environment(config, self._plan, cpus, threads, str(sockets)))
+            self._engine = self._start(torch_threads(config, threads))
+            on_failure.callback(self._engine.engine_core.shutdown)
+            self._pids = dict(self._ask("samebits_process", during="start"))
+            if config.forced:
+                self._ask("samebits_force", during="start")
+            self.proof()
+            on_failure.pop_all()
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Rollout]:
         """One response per request, in the order of the requests, all under one weight version.

@@ -8,13 +8,27 @@ from typing import Any
 
 from samebits.into_vllm.config import EngineConfig
 
+_SIZES = (
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "max_position_embeddings",
+)
+
 
 def check_rollout_layout(config: Mapping[str, Any], tp: int, max_tp: int) -> None:
     """Raise ValueError with the rule that an engine of `tp` workers breaks, and the nearest size that works.
 
-    `config` is the model's config.json. `max_tp` is the number of K segments of row-parallel layers, the largest
-    tensor parallelism of either side.
+    `config` is the model's config.json, in which a size that is none is refused, too. `max_tp` is the number of K
+    segments of row-parallel layers, the largest tensor parallelism of either side.
     """
+    for name in _SIZES:
+        size = config.get(name)
+        if size is not None and (type(size) is not int or size < 1):
+            raise ValueError(f"config.json: {name} must be a positive integer, got {size!r}")
     broken = next(broken_rules(config, tp, max_tp), None)
     if broken is None:
         return

@@ -36,6 +36,8 @@ class Frame:
 
 def number(value: float) -> str:
     """A value in few characters: whole numbers as such, others with three or four significant digits."""
+    if math.isinf(value):
+        return str(value)
     if value == int(value) and abs(value) < 1e7:
         return f"{int(value):,}".replace(",", "\u2009")
     return f"{value:.4g}" if abs(value) >= 1e-3 else f"{value:.3g}"

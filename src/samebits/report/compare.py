@@ -70,10 +70,11 @@ def load(paths: Sequence[Path]) -> list[Compared]:
 def write_comparison(paths: Sequence[Path], out: Path) -> Path:
     """Writes one page about several runs. Raises as `load` does, and OSError."""
     runs = load(paths)
+    rows = [[escape(cell) for cell in summary_row(run)] for run in runs]
     parts = [
         f"<h1>samebits · comparison of {len(runs)} runs</h1>",
         *(verdict_box(run.name, run.found.verdict, _sentence(run.found)) for run in runs),
-        f"<h2>Side by side</h2>{table(HEADS, [summary_row(run) for run in runs], range(3, len(HEADS)))}",
+        f"<h2>Side by side</h2>{table(HEADS, rows, range(3, len(HEADS)))}",
         f"<p>{escape(speed_note(runs))}</p>",
         _charts(runs),
         _settings(runs),
@@ -96,7 +97,7 @@ def summary_row(run: Compared) -> list[str]:
     keys = ("mismatch_count", "compared_tokens", "mean_abs_diff", "max_abs_diff")
     values = [*(totals.get(key) for key in keys), drift.get("kl_k3"), totals.get("mean_reward")]
     values += [totals.get("last_accuracy"), run.warm.tokens_per_second, run.warm.seconds_per_step]
-    return [escape(text) for text in texts] + ["-" if value is None else number(value) for value in values]
+    return texts + ["-" if value is None else number(value) for value in values]
 
 
 def speed_note(runs: Sequence[Compared]) -> str:

@@ -16,7 +16,7 @@ from samebits.evidence.verdict import Verdict
 from samebits.evidence.verify import Verification, check_timeline, verify
 from samebits.report.charts import bar_chart, line_chart, lines_chart, number, stacked_chart
 from samebits.report.located import located_section
-from samebits.report.parts import KINDS, card, document, legend, table
+from samebits.report.parts import KINDS, card, document, legend, object_of, table
 from samebits.report.series import PHASES, Series, collect, trailing_median
 from samebits.report.topology import topology
 from samebits.report.worst import WorstToken, worst_tokens
@@ -51,7 +51,7 @@ def read_object(path: Path) -> dict[str, Any]:
         record = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    return record if isinstance(record, dict) else {}
+    return object_of(record)
 
 
 def render(
@@ -127,10 +127,8 @@ def _tiles(totals: Mapping[str, Any], warm: Speed | None) -> str:
 
 def _charts(series: Series) -> str:
     cards = []
-    mismatches, differences = series.points("mismatch_count"), series.points("max_abs_diff")
-    if mismatches:
-        cards.append(card("mismatch_count per step", bar_chart(mismatches), _say_zero(mismatches)))
-        cards.append(card("max_abs_diff per step", bar_chart(differences), _say_zero(differences)))
+    bars = ((name, series.points(name)) for name in ("mismatch_count", "max_abs_diff"))
+    cards += [card(f"{name} per step", bar_chart(points), _say_zero(points)) for name, points in bars if points]
     lines = (
         ("Reward", series.points("reward"), True, None),
         ("Held-out accuracy", list(series.accuracy), True, 1.0),
@@ -152,10 +150,11 @@ def _charts(series: Series) -> str:
         chart = lines_chart([loss, trailing_median(loss)], zero=False)
         below = legend([("raw", "line"), ("trailing median of 9", "p2")])
         cards.append(card("Loss", chart, f"last {number(loss[-1][1])}", below))
+    drawn = dict(series.points("seconds"))
     stacked = [
         (step.number, [(phase, step.phases.get(phase, 0.0)) for phase in PHASES])
         for step in series.steps
-        if step.phases
+        if step.phases and step.number in drawn
     ]
     if stacked:
         last = f"last {number(sum(value for _, value in stacked[-1][1]))} s"
@@ -206,8 +205,8 @@ def _worst(worst: Sequence[WorstToken]) -> str:
 
 
 def _topology(manifest: Mapping[str, Any]) -> str:
-    config = manifest.get("config")
-    picture = topology(config) if isinstance(config, dict) else ""
+    config = object_of(manifest.get("config"))
+    picture = topology(config) if config else ""
     return f'<h2>Topology</h2><div class="card">{picture}</div>' if picture else ""
 
 
@@ -218,13 +217,11 @@ def _routes(routes: Sequence[Mapping[str, Any]]) -> str:
     for record in routes:
         process = f"{record.get('role', '?')} {record.get('engine', '') if record.get('role') == 'rollout' else ''}"
         process = f"{process.strip()} rank {record.get('rank', '?')}"
-        modules = record.get("modules")
-        modules = modules if isinstance(modules, dict) else {}
+        modules = {name: one for name, one in object_of(record.get("modules")).items() if isinstance(one, dict)}
         groups = [_group(modules, group) for group in MODULES]
-        counters = record.get("counters")
-        calls = sum(counters.values()) if isinstance(counters, dict) else 0
+        calls = sum(count for count in object_of(record.get("counters")).values() if isinstance(count, int))
         contract = f"<code>{escape(str(record.get('contract', ''))[:12])}</code>"
-        rows.append([escape(process), *groups, number(calls), contract])
+        rows.append([escape(process), *groups, number(min(calls, 1 << 63)), contract])
         details += [_module_row(process, name, module) for name, module in sorted(modules.items())]
     head = ("process", *MODULES, "kernel calls", "contract")
     every = table(("process", "module", "group", "route", "computed by", "calls"), details, (5,))
@@ -255,16 +252,16 @@ def _module_row(process: str, name: str, module: Mapping[str, Any]) -> list[str]
 
 
 def _contract(manifest: Mapping[str, Any]) -> str:
-    contract = manifest.get("contract")
-    if not isinstance(contract, dict) or not isinstance(contract.get("content"), dict):
+    contract = object_of(manifest.get("contract"))
+    content = object_of(contract.get("content"))
+    if not content:
         return ""
-    content = contract["content"]
     text = f"arithmetic {content.get('arithmetic')}, K segments of row-parallel layers: {content.get('segments')}"
-    boundaries = content.get("boundaries")
     rows = [
         [f"<b>{escape(name)}@{escape(str(data.get('version')))}</b>"]
-        + [escape(str(data.get(name, ""))) for name in (*BEHAVIOURS, "specials")]
-        for name, data in (boundaries if isinstance(boundaries, dict) else {}).items()
+        + [escape(str(data.get(behaviour, ""))) for behaviour in (*BEHAVIOURS, "specials")]
+        for name, data in object_of(content.get("boundaries")).items()
+        if isinstance(data, dict)
     ]
     columns = ("boundary", *BEHAVIOURS, "special values")
     return (
@@ -276,8 +273,8 @@ def _contract(manifest: Mapping[str, Any]) -> str:
 def _settings(manifest: Mapping[str, Any]) -> str:
     sections = []
     for title, key in (("Settings", "config"), ("Packages", "packages"), ("Machine", "platform")):
-        values = manifest.get(key)
-        if isinstance(values, dict):
+        values = object_of(manifest.get(key))
+        if values:
             rows = [[escape(name), f"<code>{escape(str(value))}</code>"] for name, value in values.items()]
             sections.append(f"<details><summary>{title}</summary>{table(('name', 'value'), rows)}</details>")
     return f"<h2>Run</h2>{''.join(sections)}" if sections else ""

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from typing import Any
 
 from samebits.evidence.verdict import Verdict
 from samebits.report.style import SCRIPT, STYLE
 
 # The class of the page's style that shows a verdict.
 KINDS = {Verdict.SAME: "same", Verdict.DIFFERENT: "different", Verdict.CANNOT_TELL: "unsure"}
+
+
+def object_of(value: object) -> dict[str, Any]:
+    """A JSON object of a record, or an empty one where something else stands: `verify` says so on the page."""
+    return value if isinstance(value, dict) else {}
 
 
 def document(title: str, parts: Sequence[str]) -> str:

@@ -9,6 +9,8 @@ from statistics import median
 
 from samebits.timeline.events import Compared, Evaluated, Event, Measured, Published, Sampled, Timed, Trained
 
+# What a chart can draw: the span of two values is a float, too.
+_LARGEST = 1e300
 PHASES = ("generate", "reward", "train", "compare", "publish")
 
 
@@ -31,8 +33,9 @@ class Series:
     accuracy: tuple[tuple[int, float], ...]
 
     def points(self, name: str) -> list[tuple[int, float]]:
-        """(step, value) of one quantity."""
-        return [(step.number, step.values[name]) for step in self.steps if name in step.values]
+        """(step, value) of one quantity, but for values that no chart can draw."""
+        found = ((step.number, step.values[name]) for step in self.steps if name in step.values)
+        return [(number, value) for number, value in found if abs(value) <= _LARGEST]
 
 
 def trailing_median(points: Sequence[tuple[int, float]], width: int = 9) -> list[tuple[int, float]]:
@@ -59,9 +62,17 @@ def collect(events: Iterable[Event]) -> Series:
             _take(step, event)
     for number, group in samples.items():
         values = steps[number].values
-        values["reward"] = math.fsum(sample.reward for sample in group) / len(group)
+        values["reward"] = _sum(sample.reward for sample in group) / len(group)
         values["response_length"] = sum(sample.response_length for sample in group) / len(group)
     return Series(steps=tuple(steps[number] for number in sorted(steps)), accuracy=tuple(accuracy))
+
+
+def _sum(values: Iterable[float]) -> float:
+    """Exact; infinite where it is beyond float64, as only made-up records have it."""
+    try:
+        return math.fsum(values)
+    except OverflowError:
+        return math.inf
 
 
 def _take(step: Step, event: Event) -> None:
@@ -86,7 +97,7 @@ def _take(step: Step, event: Event) -> None:
             step.values |= event.metrics
         case Timed():
             step.phases = dict(event.seconds)
-            step.values["seconds"] = math.fsum(event.seconds.values())
+            step.values["seconds"] = _sum(event.seconds.values())
             generate = event.seconds.get("generate", 0.0)
             if generate > 0:
                 step.values["tokens_per_second"] = event.generated_tokens / generate

@@ -90,6 +90,7 @@ class Recorder:
             if kind not in self._selections:
                 self._selections[kind] = torch.zeros(self.capacity, dtype=torch.int64, device=self.device)
             self._selections[kind][: len(rows)].copy_(rows.row)
+            self._selections[kind][len(rows) :].zero_()  # rows of an earlier pass may be beyond this one's
         self._rows[kind] = rows
 
     def rows(self, kind: str = "tokens") -> Rows:
