@@ -239,3 +239,10 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         file.writestr("numpy/__init__.py", "")
     with pytest.raises(ValueError, match="no vLLM wheel"):
         wheel.inspect_wheel(tmp_path / "d.whl")
+
+
+@pytest.mark.parametrize("words", [[], ["nowhere-*.whl"], [__file__]])
+def test_no_wheel_is_told_from_a_wheel_that_lacks_a_place(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        wheel.main(words)
+    assert "wheel: error: " in capsys.readouterr().err

@@ -48,6 +48,12 @@ def test_a_launch_can_be_printed() -> None:
     assert printed.splitlines() == [str(launch(8192, 4096, 4096)), "the vendor's product, where certified: True"]
 
 
+def test_a_launch_without_its_sizes_names_what_is_wanted() -> None:
+    command = [sys.executable, "-m", "samebits.ops.linear.launch", "8192"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.splitlines()[-1].endswith("arguments are required: N, K")) == (2, True)
+
+
 def test_the_vendor_is_wanted_where_it_is_faster_and_nowhere_else() -> None:
     plan = vendor_plan([1, 64, 128, 512, 8192, 512], [(6144, 4096), (4096, 12288), (6144, 4096)])
     assert plan == [(128, 4096, 12288), (512, 4096, 12288), *((m, 6144, 4096) for m in (128, 512, 8192))]

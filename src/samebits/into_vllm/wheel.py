@@ -2,11 +2,12 @@
 
 python -m samebits.into_vllm.wheel vllm-0.25.0-*.whl      # one JSON object per wheel
 
-Exit code 1 where parser, server or engine arguments are in none of the places that `arguments` knows.
+Exit code 1 where parser, server or engine arguments are in none of the places that `arguments` knows, 2 for no wheel.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import json
 import sys
@@ -127,9 +128,14 @@ def _fields(name: str, module: ast.Module) -> set[str]:
     }
 
 
-def main(paths: list[str]) -> int:
+def main(words: list[str]) -> int:
     """Prints the facts of each wheel as one line of JSON; 1 when one has a layout that we don't know."""
-    facts = [inspect_wheel(Path(path)) for path in paths]
+    parser = argparse.ArgumentParser(prog="python -m samebits.into_vllm.wheel", description=__doc__)
+    parser.add_argument("wheels", nargs="+", type=Path)
+    try:
+        facts = [inspect_wheel(path) for path in parser.parse_args(words).wheels]
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     for each in facts:
         print(json.dumps(each))
     return 0 if all(is_served(each) for each in facts) else 1

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -130,10 +130,13 @@ def for_amd(how: Launch) -> Launch:
 
 
 def main() -> None:
-    m, n, k, *rest = (int(word) for word in sys.argv[1:])
-    segments = rest[0] if rest else 1
-    print(launch(m, n, k, segments=segments))
-    print("the vendor's product, where certified:", vendor_is_faster(m, n, k, segments))
+    parser = argparse.ArgumentParser(prog="python -m samebits.ops.linear.launch", description=__doc__)
+    for name in ("M", "N", "K"):
+        parser.add_argument(name, type=int)
+    parser.add_argument("SEGMENTS", type=int, nargs="?", default=1)
+    asked = parser.parse_args()
+    print(launch(asked.M, asked.N, asked.K, segments=asked.SEGMENTS))
+    print("the vendor's product, where certified:", vendor_is_faster(asked.M, asked.N, asked.K, asked.SEGMENTS))
 
 
 if __name__ == "__main__":
