@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -275,6 +276,35 @@ def test_ranks_that_call_different_things_all_say_so() -> None:
     outcomes = run_forked(4, program)
     for outcome in outcomes:
         assert "rank 0 calls tree sum of 1024 bytes in its round 1; rank 1 calls gather of 64 bytes" in outcome.error
+
+
+@pytest.mark.parametrize("point", ["after payload", "after set_word", "after wait_word", "after announced"])
+def test_who_left_a_round_half_way_does_not_come_back(point: str) -> None:
+    """The next sum would have what the others added before."""
+
+    def at(rank: int) -> Callable[[str], None]:
+        seen = iter([rank == 0])
+
+        def interrupted(here: str) -> None:
+            if here == point and next(seen, False):
+                raise OSError("interrupted")
+
+        return interrupted
+
+    def program(group: PeerExchange, rank: int) -> list[Any]:
+        found: list[Any] = []
+        for values in (1.0, 100.0):
+            try:
+                found.append(group.tree_sum(torch.full((4,), values * (rank + 1))).tolist())
+            except (OSError, RuntimeError) as error:
+                found.append(str(error))
+            time.sleep(0.2)  # so that a sum that comes about does so before the other rank is gone
+        return found
+
+    first, second = (outcome.value for outcome in run_forked(2, program, at=at))
+    assert first[0] == "interrupted"
+    assert "this rank met an error before: OSError: interrupted" in first[1]
+    assert "OSError: interrupted" in second[1]
 
 
 def test_after_a_failure_the_group_stays_broken() -> None:

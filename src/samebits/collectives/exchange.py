@@ -132,14 +132,21 @@ class PeerExchange:
             raise self._broken
         generation, memory = self._generation + 1, self._memory
         half = self._half(generation)
-        self._look_around(generation, kind)
-        memory.payload(self.rank, half, payload.numel()).copy_(payload)
-        memory.announce(half, (kind, total, generation))
-        memory.set_word(POSTED, generation)
-        self._await_posts(generation, kind)
-        self._check_headers(half, generation)
-        yield [memory.payload(rank, half, payload.numel()) for rank in range(self.ranks)]
-        memory.set_word(TAKEN, generation)
+        try:
+            self._look_around(generation, kind)
+            memory.payload(self.rank, half, payload.numel()).copy_(payload)
+            memory.announce(half, (kind, total, generation))
+            memory.set_word(POSTED, generation)
+            self._await_posts(generation, kind)
+            self._check_headers(half, generation)
+            yield [memory.payload(rank, half, payload.numel()) for rank in range(self.ranks)]
+            memory.set_word(TAKEN, generation)
+        except CollectiveError:
+            raise
+        except BaseException as error:
+            # The next call would meet the others in this round, and take what they said here for an answer to it.
+            self.fail(error)
+            raise
         self._generation = generation
 
     def _half(self, generation: int) -> int:
