@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,11 @@ def scored(group: Any, rank: int, ranks: int, support: str) -> dict[str, torch.T
     assert entropy is not None
     assert hidden.grad is not None
     assert weight.grad is not None
-    return {"logp": logp.detach(), "entropy": entropy, "dhidden": hidden.grad, "dweight": weight.grad}
+    found = {"logp": logp.detach(), "entropy": entropy, "dhidden": hidden.grad.clone(), "dweight": weight.grad.clone()}
+    silent, none = dispatch(replace(asked, active=torch.zeros(TOKENS, dtype=torch.bool)), native)
+    silent.sum().backward()
+    assert none is not None
+    return {**found, "silent": torch.cat([silent.detach(), none[:, None]])}
 
 
 @pytest.mark.parametrize("support", ["all", "ids", "mask"])
@@ -203,7 +208,8 @@ def test_two_ranks_give_the_bits_of_one(tmp_path: Path, support: str) -> None:
     alone = scored(None, 0, 1, support)
     if support != "all":
         assert not torch.equal(alone["logp"], scored(None, 0, 1, "all")["logp"])
-    for name in ("logp", "entropy"):
+    assert_same(alone["silent"], torch.zeros(2 * TOKENS, 1), "no active row")
+    for name in ("logp", "entropy", "silent"):
         for part in parts:
             assert_same(part[name], alone[name], name)
     assert_same(torch.cat([part["dweight"] for part in parts]), alone["dweight"], "weight gradient")

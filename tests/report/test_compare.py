@@ -13,7 +13,7 @@ from samebits.ablate.table import ABLATION, collect
 from samebits.evidence.speed import equal_length, speed
 from samebits.report import write_report
 from samebits.report.ablation import write_ablation_report
-from samebits.report.compare import write_comparison
+from samebits.report.compare import load, write_comparison
 from samebits.report.series import trailing_median
 from samebits.report.terminal import print_report, sparkline
 from samebits.report.topology import topology
@@ -74,6 +74,13 @@ def terminal(paths: list[Path], width: int) -> str:
     stream = io.StringIO()
     print_report(paths, Console(file=stream, width=width))
     return stream.getvalue()
+
+
+def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+    paths = [tmp_path / "1" / "run", tmp_path / "2" / "run", tmp_path / "other"]
+    for path in paths:
+        write_run(path)
+    assert [run.name for run in load(paths)] == [str(paths[0]), str(paths[1]), "other"]
 
 
 def test_a_name_is_no_markup(tmp_path: Path) -> None:

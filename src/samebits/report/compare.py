@@ -49,14 +49,14 @@ def load(paths: Sequence[Path]) -> list[Compared]:
     """The runs, each verified now. Raises ValueError for a path without a run, and for more than six."""
     if len(paths) > len(COLOURS):
         raise ValueError(f"{len(paths)} runs to compare, at most {len(COLOURS)} can be told apart on one page")
-    runs = []
-    for path in paths:
+    runs, names = [], [path.resolve().name for path in paths]
+    for path, name in zip(paths, names, strict=True):
         check_timeline(path)
         events = read(path / TIMELINE).events
         config = read_object(path / MANIFEST).get("config")
         runs.append(
             Compared(
-                name=path.resolve().name,
+                name=name if names.count(name) == 1 else str(path),
                 found=verify(path),
                 events=events,
                 series=collect(events),

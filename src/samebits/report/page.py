@@ -221,7 +221,7 @@ def _routes(routes: Sequence[Mapping[str, Any]]) -> str:
         groups = [_group(modules, group) for group in MODULES]
         calls = sum(count for count in object_of(record.get("counters")).values() if isinstance(count, int))
         contract = f"<code>{escape(str(record.get('contract', ''))[:12])}</code>"
-        rows.append([escape(process), *groups, number(min(calls, 1 << 63)), contract])
+        rows.append([escape(process), *groups, number(min(abs(calls), 1 << 63)), contract])
         details += [_module_row(process, name, module) for name, module in sorted(modules.items())]
     head = ("process", *MODULES, "kernel calls", "contract")
     every = table(("process", "module", "group", "route", "computed by", "calls"), details, (5,))
