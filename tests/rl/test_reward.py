@@ -29,6 +29,17 @@ def test_a_function_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert GivenReward.load("operator.countOf").record() == {"path": "operator.countOf", "source": None}
 
 
+def test_a_wrapped_function_is_called_as_its_wrapper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wrapped_rewards.py").write_text(
+        "import functools\n"
+        "def full(response, label, weight): return weight * (response == label)\n"
+        "@functools.wraps(full)\n"
+        "def score(response, label): return full(response, label, 2)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert GivenReward.load("wrapped_rewards.score")("5", "5") == 2.0
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
