@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import samebits
-from samebits.ablate.check import verify_ablation
+from samebits.ablate.check import is_ablation, verify_ablation
 from samebits.ablate.table import ABLATION, as_markdown, collect
 from samebits.evidence.verdict import Verdict
 from samebits.testing.runs import CLIP, CONTRACT, write_run
@@ -124,6 +124,14 @@ def test_a_wrong_table_is_caught(tmp_path: Path, name: str) -> None:
     found = verify_ablation(tmp_path)
     assert found.verdict is Verdict.CANNOT_TELL
     assert message in found.problems[0]
+
+
+def test_an_ablation_that_was_killed_is_told_from_a_folder_without_one(tmp_path: Path) -> None:
+    assert not is_ablation(tmp_path)
+    (tmp_path / "plan.json").write_text("{}")
+    assert is_ablation(tmp_path)
+    found = verify_ablation(tmp_path)
+    assert (found.verdict, "did not come to its end" in found.problems[0]) == (Verdict.CANNOT_TELL, True)
 
 
 def test_verifying_needs_python_and_nothing_else(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
-"""What a user sees while a job runs: one line per step without a terminal, one live line with one."""
+"""What a user sees while a job runs: one line per step, and a bar below them on a terminal."""
 
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -33,13 +34,16 @@ def test_without_a_terminal_each_step_is_a_line(events: tuple[Event, ...]) -> No
     assert len(lines) == 5
 
 
-def test_on_a_terminal_the_numbers_are_live(events: tuple[Event, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_narrow_terminal_a_bar_stands_below_the_same_lines(
+    events: tuple[Event, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream = io.StringIO()
     watch = Watch(stream)
-    monkeypatch.setattr(watch, "_console", Console(file=stream, force_terminal=True, width=160))
+    monkeypatch.setattr(watch, "_console", Console(file=stream, force_terminal=True, width=80, soft_wrap=True))
     with watch:
         for event in events:
             watch(event)
-    shown = stream.getvalue()
-    assert "mismatch_count 1 of 18" in shown
-    assert "2/2" in shown
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+    assert "step 2/2  reward 0.333  mismatch_count 1 of 18" in shown
+    assert re.search(r"training ━+ 2/2 ", shown)
+    assert "…" not in shown

@@ -26,7 +26,36 @@ def test_a_function_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert given("five 5, 5 and 5", "5") == 1.5
     digest = hashlib.sha256((tmp_path / "my_rewards.py").read_bytes()).hexdigest()
     assert given.record() == {"path": "my_rewards.score", "source": digest}
-    assert GivenReward.load("math.sqrt").record() == {"path": "math.sqrt", "source": None}
+    assert GivenReward.load("operator.countOf").record() == {"path": "operator.countOf", "source": None}
+
+
+def test_a_wrapped_function_is_called_as_its_wrapper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wrapped_rewards.py").write_text(
+        "import functools\n"
+        "def full(response, label, weight): return weight * (response == label)\n"
+        "@functools.wraps(full)\n"
+        "def score(response, label): return full(response, label, 2)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert GivenReward.load("wrapped_rewards.score")("5", "5") == 2.0
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("def score(response): return 1.0", "must take a response and its label: too many positional arguments"),
+        ("def score(response, label, step): return 1.0", "must take a response and its label: missing .* 'step'"),
+        ("async def score(response, label): return 1.0", "must be a plain function"),
+    ],
+)
+def test_a_function_that_cannot_be_called_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, message: str
+) -> None:
+    (tmp_path / "odd_rewards.py").write_text(body)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "odd_rewards", raising=False)
+    with pytest.raises(ValueError, match=f"reward 'odd_rewards.score' {message}"):
+        GivenReward.load("odd_rewards.score")
 
 
 @pytest.mark.parametrize(

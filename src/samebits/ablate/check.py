@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits.ablate.arms import parse_arm
-from samebits.ablate.table import ABLATION, HEAD, SCHEMA, cells, collect
+from samebits.ablate.table import ABLATION, HEAD, PLAN, SCHEMA, cells, collect
 from samebits.contract.routes import MODULES
 from samebits.evidence.store import MANIFEST
 from samebits.evidence.verdict import Verdict
@@ -33,11 +33,15 @@ class AblationVerification:
 
 
 def is_ablation(folder: Path) -> bool:
-    return (folder / ABLATION).is_file()
+    """Also one that has not come to its end."""
+    return (folder / ABLATION).is_file() or (folder / PLAN).is_file()
 
 
 def verify_ablation(folder: Path) -> AblationVerification:
     """Never raises for what lies in the folder."""
+    if not (folder / ABLATION).exists():
+        unfinished = f"{ABLATION} is missing, so the ablation did not come to its end: the same command goes on with it"
+        return AblationVerification(verdict=Verdict.CANNOT_TELL, problems=(unfinished,))
     try:
         claimed = load_object(folder, ABLATION)
         plan = _plan(claimed)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits.ablate.arms import Arm
+from samebits.ablate.table import PLAN
 from samebits.contract import RunContract
 from samebits.contract.routes import MODULES
 from samebits.evidence.store import json_bytes, write_whole
@@ -16,7 +17,6 @@ from samebits.rl.inputs import Inputs
 from samebits.rl.job import package_versions
 from samebits.timeline.events import parse_json
 
-PLAN = "plan.json"
 SCHEMA = "samebits.ablation_plan/1"
 FREE, EQUAL = "free", "equal"
 VIEWS = (FREE, EQUAL)

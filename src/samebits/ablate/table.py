@@ -23,7 +23,7 @@ from samebits.evidence.verdict import Verdict
 from samebits.evidence.verify import verify
 from samebits.timeline.ledger import read
 
-ABLATION, ABLATION_TEXT = "ablation.json", "ablation.md"
+PLAN, ABLATION, ABLATION_TEXT = "plan.json", "ablation.json", "ablation.md"
 SCHEMA = "samebits.ablation/1"
 TITLES = {
     "free": "Free-running: each arm drew its own tokens",

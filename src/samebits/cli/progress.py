@@ -1,4 +1,4 @@
-"""Showing a run while it happens: a live bar on a terminal, one plain line per step elsewhere."""
+"""Showing a run while it happens: one plain line per step, and on a terminal a bar below them."""
 
 from __future__ import annotations
 
@@ -40,10 +40,9 @@ class Watch:
                 BarColumn(bar_width=20),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
-                TextColumn("{task.fields[live]}"),
             )
             self._progress = Progress(*columns, console=self._console)
-            self._task = self._progress.add_task("starting", total=None, live="")
+            self._task = self._progress.add_task("starting", total=None)
             self._progress.start()
         else:
             self._console.print("starting the rollout engines and the trainer")
@@ -75,13 +74,11 @@ class Watch:
                 pass
 
     def _step(self, timed: Timed) -> None:
-        live = self._live(timed)
+        self._print(f"step {timed.step}/{self._steps}  {self._numbers(timed)}")
         self._rewards = []
-        if self._progress is None:
-            self._print(f"step {timed.step}/{self._steps}  {live}")
-        self._update(completed=timed.step, live=live)
+        self._update(completed=timed.step)
 
-    def _live(self, timed: Timed) -> str:
+    def _numbers(self, timed: Timed) -> str:
         assert self._trained is not None
         assert self._compared is not None
         reward = sum(self._rewards) / max(len(self._rewards), 1)

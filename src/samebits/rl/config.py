@@ -47,7 +47,9 @@ class RunConfig(BaseModel):
     global_batch_size: int = Field(64, ge=1, description="responses per step, over all prompts")
     max_prompt_length: int = Field(512, ge=1, description="tokens per prompt at most")
     max_response_length: int = Field(64, ge=1, description="tokens per response at most")
-    max_tokens_per_gpu: int = Field(2048, ge=1, description="tokens of one training micro-batch, per rank")
+    max_tokens_per_gpu: int = Field(
+        2048, ge=1, description="tokens of one training micro-batch, per rank; a longer sample is one of its own"
+    )
     kl_coef: float = Field(0.001, ge=0, description="weight of the KL term in the loss")
     lr: float = Field(1e-4, gt=0, description="learning rate of the optimiser")
     clip_ratio: float = Field(0.2, gt=0, lt=1, description="PPO clip: the ratio stays in 1 +- this")

@@ -34,6 +34,14 @@ class GivenReward:
             ) from error
         if not callable(function):
             raise ValueError(f"reward {path!r} must be a function of a response and its label, got {function!r:.80}")
+        if inspect.iscoroutinefunction(function):
+            raise ValueError(f"reward {path!r} must be a plain function, got one that has to be awaited")
+        try:
+            inspect.signature(function, follow_wrapped=False).bind("response", "label")
+        except TypeError as error:
+            raise ValueError(f"reward {path!r} must take a response and its label: {error}") from error
+        except ValueError:  # something built in may have no signature
+            pass
         return cls(path, function)
 
     def __call__(self, response: str, label: str) -> float:
