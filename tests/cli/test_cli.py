@@ -247,6 +247,7 @@ def test_a_record_does_not_decide_what_is_imported(tmp_path: Path, capsys: pytes
     manifest = tmp_path / "run/manifest.json"
     record = json.loads(manifest.read_bytes())
     record["config"] |= {"linear_logp_provider": "antigravity.score", "samples_per_prompt": 3}
+    record["inputs"] = {"model": {"path": str(tmp_path), "files": {}}}
     manifest.write_text(json.dumps(record))
     for named in (None, "antigravity.score"):
         assert locate_command(tmp_path / "run", None, None, None, named, tmp_path / "out", False, False) == 2
