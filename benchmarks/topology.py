@@ -32,7 +32,18 @@ REFERENCE = ("--train-tp", "4", "--train-cp", "2", "--rollout-engines", "2", "--
 # Its batch: 16 responses a step, two prompts, so that both engines have work.
 BATCH = ("--global-batch-size", "16", "--samples-per-prompt", "8")
 # Flags of whole runs on GPUs that the table shows.
-SHOWN = ("model", "reference-checkpoint", "train-", "rollout-", "no-rollout-", "weight-transfer")
+SHOWN = (
+    "case",
+    "temperature",
+    "top-",
+    "min-p",
+    "model",
+    "reference-checkpoint",
+    "train-",
+    "rollout-",
+    "no-rollout-",
+    "weight-transfer",
+)
 ARMS_SHOWN = ("train-tp", "train-cp", "case", "attention-case", "ffn-case", "logp-case")
 
 
