@@ -183,10 +183,6 @@ class RolloutEngine:
                 f"{request.key}: max_tokens {request.max_tokens} after a prompt of {len(request.prompt_ids)} tokens "
                 f"does not fit max_model_len {self.config.max_model_len}"
             )
-        vocabulary = self._engine.model_config.get_vocab_size()
-        ids = (*request.prompt_ids, *request.forced)
-        if min(ids, default=0) < 0 or max(ids, default=0) >= vocabulary:
-            raise ValueError(f"{request.key}: token ids must be in [0, {vocabulary})")
         problem = limits_problem(request.top_k, request.top_p, request.min_p)
         if problem:
             raise ValueError(f"{request.key}: {problem}")
@@ -197,6 +193,10 @@ class RolloutEngine:
             )
         if request.forced and not self.config.forced:
             raise ValueError(f"{request.key}: recorded tokens to produce, but this engine draws; set forced")
+        vocabulary = self._engine.model_config.get_vocab_size()
+        ids = (*request.prompt_ids, *request.forced)
+        if min(ids, default=0) < 0 or max(ids, default=0) >= vocabulary:
+            raise ValueError(f"{request.key}: token ids must be in [0, {vocabulary})")
 
     def _produce(self, requests: Mapping[int, GenerateRequest], doing: str) -> dict[int, Any]:
         """What vLLM gives for each request, by number. Where one fails, none of them stays in the engine."""
