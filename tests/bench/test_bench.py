@@ -79,9 +79,17 @@ def test_the_command_writes_records_and_a_plot(tmp_path: Path) -> None:
     assert (out.parent / "v1.2.svg").exists()
 
 
-def test_a_place_that_cannot_be_written_is_one_clear_error() -> None:
-    done = CliRunner().invoke(app, ["bench", "cpu", "--filter", "rotary", "--out", "/proc/nowhere/x"])
-    assert (done.exit_code, done.stderr) == (2, "error: No such file or directory: /proc/nowhere\n")
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ("/proc/nowhere/x", "No such file or directory: /proc/nowhere\n"),
+        (".", "--out . is a folder; give the name of its"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_one_clear_error(place: str, error: str) -> None:
+    done = CliRunner().invoke(app, ["bench", "cpu", "--filter", "rotary", "--out", place])
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"error: {error}")
 
 
 def test_a_filter_that_matches_nothing_is_an_error() -> None:
